@@ -1,6 +1,7 @@
 """Tiny random causal models, converted, in fp64: what differs is wrong, not rounded."""
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 SIZES = {
     "vocab_size": 48,
@@ -46,8 +47,7 @@ def build(family="Llama", **config):
 
 def converted(method, family="Llama", config=(), **options):
     """A tiny model that is converted; the maps are moved away from their starts, which would hide mistakes."""
-    from linattn.convert.convert import convert, plan_model
-    from linattn.convert.layer.attention import linearized_layers
+    from linattn.convert.convert import convert, linearized_layers, plan_model
 
     model = build(family, **dict(config))
     convert(model, plan_model(model, method, **options))
@@ -62,7 +62,7 @@ def padded(*lengths):
     """Ids ``(B, T)`` with zeros on the left, and their mask."""
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(1, 48, (length,), generator=generator) for length in lengths]
-    ids = torch.stack([torch.cat([row.new_zeros(max(lengths) - len(row)), row]) for row in rows])
+    ids = pad_sequence(rows, batch_first=True, padding_side="left")
     return ids, ids.ne(0).long()
 
 

@@ -3,11 +3,11 @@
 import copy
 
 import torch
+from tests.convert.causal import CLOSE, padded
 from torch.testing import assert_close
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 SIZES = {
-    "vocab_size": 40,
+    "vocab_size": 48,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -40,20 +40,6 @@ def converted(model, method, **options):
     return model.double()  # the new part is in fp32
 
 
-def left_padded(rows):
-    """Rows of any length as one batch of ids, zeros on the left, and its mask."""
-    length = max(map(len, rows))
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, length - len(row) :] = row
-    return ids, ids.ne(0).long()
-
-
-def draw(*lengths):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(1, 40, (length,), generator=generator) for length in lengths]
-
-
 def check_parts(model, names, shape):
     """Where the attention is, its shape, and that the projections to train are parts of it."""
     from linattn.convert.adapters import find_adapter
@@ -62,26 +48,25 @@ def check_parts(model, names, shape):
     sites = adapter.sites(model)
     assert [site.name for site in sites] == names
     assert [site.layer_idx for site in sites] == list(range(len(names)))
-    assert all(site.convertible and site.shape == shape for site in sites)
+    assert all(site.why_not is None and site.shape == shape for site in sites)
     for site in sites:
         attention = model.get_submodule(site.name)
-        assert adapter.lora_targets
-        assert all(attention.get_submodule(target).weight.ndim == 2 for target in adapter.lora_targets)
+        assert all(attention.get_submodule(name).weight.ndim == 2 for name in adapter.projections)
 
 
 def check_teacher(model, call):
     """In teacher mode a converted model is the one it was; ``call`` gives the outputs that count."""
-    from linattn.convert.layer.attention import linearized_layers, set_mode
+    from linattn.convert.convert import linearized_layers, set_mode
 
     student = converted(model, "features", mechanism="elu")
     assert len(linearized_layers(student)) == 2
     set_mode(student, "teacher")
-    assert_close(call(student), call(model), **TOLERANCE)
+    assert_close(call(student), call(model), **CLOSE)
 
 
-def real_logits(rows):
+def real_logits(*lengths):
     """Calls a causal model with rows left-padded, and picks the logits of real tokens."""
-    ids, mask = left_padded(rows)
+    ids, mask = padded(*lengths)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
 
     def call(model):
@@ -92,9 +77,9 @@ def real_logits(rows):
 
 def check_generation(student):
     """Greedy decoding of a left-padded batch is that of its rows one by one, and a step is what a prefill gives."""
-    rows, new = draw(9, 5), 6
+    new = 6
     student.generation_config.eos_token_id = None
-    ids, mask = left_padded(rows)
+    ids, mask = padded(9, 5)
     options = {"max_new_tokens": new, "do_sample": False, "return_dict_in_generate": True, "output_logits": True,
                "pad_token_id": 0}  # fmt: skip
     together = student.generate(ids, attention_mask=mask, **options)
@@ -104,7 +89,7 @@ def check_generation(student):
     prefill = student(together.sequences, attention_mask=full, position_ids=positions, use_cache=False).logits
     steps = torch.stack(together.logits, 1)
     assert_close(steps, prefill[:, 8:-1].float(), rtol=1e-5, atol=1e-5)  # generate keeps logits in fp32
-    for i, row in enumerate(rows):
+    for i, row in enumerate((ids[0], ids[1, 4:])):
         alone = student.generate(row[None], **options)
         assert torch.equal(alone.sequences[0, len(row) :], together.sequences[i, 9:])
         assert_close(torch.stack(alone.logits, 1)[0], steps[i], rtol=1e-5, atol=1e-5)

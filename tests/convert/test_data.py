@@ -99,25 +99,6 @@ def passages(tail):
     return [(tail[i], j - i) for i, j in pairwise(starts)]
 
 
-def test_the_last_quarter_is_passages_from_many_places_before_it():
-    sizes, starts = [], []
-    for row in drawn(NUMBERED.batches(8, LENGTH, recall_share=1.0), range(12)).tolist():
-        kept = row[: LENGTH * 3 // 4]
-        assert kept == list(range(row[0], row[0] + len(kept)))
-        found = passages(row[len(kept) :])
-        for first, size in found:
-            place = first - row[0]
-            assert kept[place : place + size] == list(range(first, first + size))
-            starts.append(place)
-            sizes.append(size)
-    assert min(sizes) >= SHORTEST_PASSAGE
-    assert sum(size > LONGEST_PASSAGE for size in sizes) <= 2  # two that lie end to end by chance read as one
-    assert len(set(sizes)) > 30
-    thirds = torch.tensor(starts).div(LENGTH // 4, rounding_mode="floor").bincount()
-    assert len(thirds) == 3
-    assert thirds.min() > len(starts) / 6
-
-
 @pytest.mark.parametrize("length", [*range(64, 90, 5), 255, 256, 257, 320, 321, 1000])
 def test_passages_fill_the_end_of_every_length_with_none_too_short_or_long(length):
     for seed in range(20):
@@ -146,24 +127,6 @@ def test_a_share_of_the_sequences_changes_and_no_other():
     assert torch.equal(plain.text.windows(LENGTH), NUMBERED.held_out[None])
 
 
-def test_a_sequence_follows_from_the_seed_and_its_number_in_the_epoch():
-    whole = NUMBERED.batches(4, LENGTH, seed=1, recall_share=0.5)
-    first = drawn(whole, range(10))
-    assert torch.equal(drawn(NUMBERED.batches(4, LENGTH, seed=1, recall_share=0.5), range(6, 10)), first[24:])
-    assert torch.equal(drawn(NUMBERED.batches(5, LENGTH, seed=1, recall_share=0.5), range(8)), first)
-    other = NUMBERED.batches(4, LENGTH, seed=2, recall_share=0.5)
-    plain = [drawn(NUMBERED.batches(4, LENGTH, seed=seed), range(10)) for seed in (1, 2)]
-    assert not torch.equal((drawn(other, range(10)) != plain[1]).any(1), (first != plain[0]).any(1))
-
-
-def test_epochs_repeat_passages_of_their_own():
-    text = TokenText(torch.arange(LENGTH), torch.arange(0))  # one window: each step is an epoch
-    batches = text.batches(2, LENGTH, recall_share=1.0)
-    rows = drawn(batches, range(2))
-    assert torch.equal(rows[:, :384], torch.arange(384).expand(4, -1))
-    assert len(rows.unique(dim=0)) == 4
-
-
 def test_sentences_keep_their_marks_lengths_and_padding():
     text = TokenText(torch.arange(3, 100_003), torch.arange(0), around=(1, 2), pad=0)
     plain, repeating = (text.batches(64, 130, recall_share=share)(5) for share in (0.0, 1.0))
@@ -179,9 +142,3 @@ def test_sentences_keep_their_marks_lengths_and_padding():
         assert torch.equal(row[1 + length :], before[1 + length :])  # the mark and the padding
         inside = row[1 + kept : 1 + length]
         assert torch.isin(inside, row[1 : 1 + kept]).all()
-
-
-def test_sequences_too_short_for_a_passage_are_named():
-    with pytest.raises(OptionError, match="recall_share: needs sequences of at least 64 tokens, got 63"):
-        NUMBERED.batches(2, 63, recall_share=0.5)
-    assert NUMBERED.batches(2, LENGTH, recall_share=0.5).fingerprint() != NUMBERED.batches(2, LENGTH).fingerprint()

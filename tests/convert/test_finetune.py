@@ -5,12 +5,18 @@ import torch
 import torch.nn.functional as F
 from tests.convert.tiny import Counted, held_out, llama, same
 
-from linattn.convert.convert import convert, plan_model
+import linattn.convert.finetune as module
+from linattn.convert.convert import convert, linearized_layers, plan_model
 from linattn.convert.files import load_linearized, save_linearized
-from linattn.convert.finetune import FinetuneOptions, adapted_model, finetune
-from linattn.convert.layer.attention import linearized_layers
-from linattn.convert.training import losses
-from linattn.convert.training.losses import answer_divergence, hidden_distance, next_token_loss, relative_squares
+from linattn.convert.finetune import (
+    FinetuneOptions,
+    adapted_model,
+    answer_divergence,
+    finetune,
+    hidden_distance,
+    next_token_loss,
+    relative_squares,
+)
 from linattn.support.options import OptionError
 
 OPTIONS = FinetuneOptions(steps=5, lr=1e-2, checkpoint_steps=2)
@@ -37,16 +43,15 @@ def test_it_comes_closer_to_the_teacher_and_is_a_plain_model_again(dtype, tmp_pa
     kinds, before = [type(module) for module in model.modules()], weights(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     start = divergence(model)
-    result = finetune(model, one_batch, FinetuneOptions(steps=12, lr=1e-2))
+    losses = finetune(model, one_batch, FinetuneOptions(steps=12, lr=1e-2))
     assert divergence(model) < 0.8 * start
-    assert result.losses[0] == pytest.approx(start, rel=1e-3 if dtype == torch.float32 else 0.1)
+    assert losses[0] == pytest.approx(start, rel=1e-3 if dtype == torch.float32 else 0.1)
     after = weights(model)
     assert [type(module) for module in model.modules()] == kinds
     assert after.keys() == before.keys()
     changed = {name.split(".")[-2] for name in before if not torch.equal(after[name], before[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert wanted == {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    assert result.parameters == 2 * 8 * (4 * 32 + 2 * 32 + 2 * 16)  # rank 8, two layers
     save_linearized(model, tmp_path / "model")
     loaded = load_linearized(tmp_path / "model", dtype=dtype)
     assert same(weights(loaded), after)
@@ -55,15 +60,14 @@ def test_it_comes_closer_to_the_teacher_and_is_a_plain_model_again(dtype, tmp_pa
             assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("factor", [1.0, 20.0])
-def test_scales_of_cores_learn_at_a_rate_of_their_own(factor):
+def test_scales_of_cores_learn_at_a_rate_of_their_own():
     """The first step of Adam is the learning rate, whatever the gradient."""
     model = llama("lolcats")
     core = linearized_layers(model)[0].core
     before = core.log_weight.detach().clone(), core.features.key_map.weight.detach().clone()
-    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-3, train_cores=True, scale_factor=factor, clip_norm=None))
+    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-3, train_cores=True, scale_factor=20, clip_norm=None))
     moved = core.log_weight - before[0], core.features.key_map.weight - before[1]
-    torch.testing.assert_close(moved[0].abs(), torch.full((4,), factor * 1e-3), rtol=1e-3, atol=0)
+    torch.testing.assert_close(moved[0].abs(), torch.full((4,), 0.02), rtol=1e-3, atol=0)
     assert float(moved[1].detach().abs().max()) == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -71,7 +75,7 @@ def test_the_losses_are_those_of_the_teacher_and_of_the_text():
     first = {}
     for objective in ("distill", "next_token", "mix"):
         options = FinetuneOptions(steps=1, objective=objective, distill_weight=0.25)
-        first[objective] = finetune(llama("lolcats"), one_batch, options).losses[0]
+        first[objective] = finetune(llama("lolcats"), one_batch, options)[0]
     with torch.no_grad():
         logits = llama("lolcats")(IDS).logits
     assert first["distill"] == pytest.approx(divergence(llama("lolcats")), rel=1e-5)
@@ -81,17 +85,17 @@ def test_the_losses_are_those_of_the_teacher_and_of_the_text():
 
 def test_a_run_that_was_stopped_ends_in_the_same_weights(tmp_path):
     whole = llama("lolcats")
-    losses = finetune(whole, Counted(), OPTIONS).losses
+    losses = finetune(whole, Counted(), OPTIONS)
     stopped = llama("lolcats")
     with pytest.raises(KeyboardInterrupt):
         finetune(stopped, Counted(stop=3), OPTIONS, tmp_path)
     assert same(weights(stopped), weights(llama("lolcats")))  # the adapters are off, nothing was merged
     resumed, batches = llama("lolcats"), Counted()
-    assert finetune(resumed, batches, OPTIONS, tmp_path).losses == losses
+    assert finetune(resumed, batches, OPTIONS, tmp_path) == losses
     assert batches.asked == [2, 3, 4]
     assert same(weights(resumed), weights(whole))
     again, batches = llama("lolcats"), Counted()
-    assert finetune(again, batches, OPTIONS, tmp_path).losses == losses
+    assert finetune(again, batches, OPTIONS, tmp_path) == losses
     assert batches.asked == []
     assert same(weights(again), weights(whole))
 
@@ -115,17 +119,6 @@ def test_a_step_in_parts_is_the_same_step():
         torch.testing.assert_close(weights(models[1])[name], value, rtol=1e-3, atol=2e-5)
 
 
-def test_targets_are_projections_of_the_model_and_may_lie_outside_of_its_attention():
-    model = llama("lolcats")
-    before = weights(model)
-    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-2, targets=("down_proj",)))
-    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-2, targets=("down_proj",)))
-    changed = {name.split(".")[-2] for name, value in weights(model).items() if not torch.equal(value, before[name])}
-    assert changed == {"down_proj"}
-    with pytest.raises(OptionError, match=r"targets: must be names of the model's projections; it has no w"):
-        finetune(model, one_batch, FinetuneOptions(targets=("w",)))
-
-
 def test_an_encoder_learns_the_hidden_states_of_its_teacher_and_padding_does_not_count():
     from transformers import BertConfig, BertModel
 
@@ -146,8 +139,8 @@ def test_an_encoder_learns_the_hidden_states_of_its_teacher_and_padding_does_not
         return float(hidden_distance(student, teacher, batch["attention_mask"]))
 
     start = distance()
-    result = finetune(model, lambda step: batch, FinetuneOptions(steps=10, lr=1e-2))
-    assert result.losses[0] == pytest.approx(start, rel=1e-4)
+    losses = finetune(model, lambda step: batch, FinetuneOptions(steps=10, lr=1e-2))
+    assert losses[0] == pytest.approx(start, rel=1e-4)
     assert distance() < 0.8 * start
     with pytest.raises(OptionError, match="next_token needs a language model"):
         finetune(model, lambda step: batch, FinetuneOptions(steps=1, objective="next_token"))
@@ -161,15 +154,15 @@ def test_hidden_states_after_every_layer_are_distilled_where_asked_for():
     taught = states(llama())
     plain, deep = llama("lolcats"), llama("lolcats")
     missed = torch.stack([relative_squares(*pair, None) for pair in zip(states(plain), taught, strict=True)]).mean()
-    answer = finetune(plain, one_batch, FinetuneOptions(steps=12, lr=1e-2)).losses[0]
-    losses = finetune(deep, one_batch, FinetuneOptions(steps=12, lr=1e-2, hidden_weight=10.0)).losses
+    answer = finetune(plain, one_batch, FinetuneOptions(steps=12, lr=1e-2))[0]
+    losses = finetune(deep, one_batch, FinetuneOptions(steps=12, lr=1e-2, hidden_weight=10.0))
     assert losses[0] == pytest.approx(answer + 10 * float(missed), rel=1e-5)
     first = [float(relative_squares(states(model)[0], taught[0], None)) for model in (plain, deep)]
     assert first[1] < 0.9 * first[0]
 
 
 def test_the_mean_over_tokens_counts_as_much_as_it_is_told_to():
-    student, teacher = torch.randn(2, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    student, teacher = 0.1 * torch.randn(2, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     rows, squares = [], []
     for i, length in enumerate((5, 3)):
@@ -190,7 +183,7 @@ def test_a_divergence_in_parts_is_that_of_the_whole_with_its_gradient(dtype, mon
     rows = F.kl_div(exact.log_softmax(-1), teacher.double().log_softmax(-1), reduction="none", log_target=True).sum(-1)
     whole = (rows * mask).sum() / mask.sum()
     whole.backward()
-    monkeypatch.setattr(losses, "MOST_LOGITS", 50)  # four rows at a time, and one that is left
+    monkeypatch.setattr(module, "MOST_LOGITS", 50)  # four rows at a time, and one that is left
     given = student.clone().requires_grad_(True)
     loss = answer_divergence(given, teacher, mask)
     (3 * loss).backward()
@@ -209,10 +202,10 @@ def test_the_teacher_has_no_adapters_and_the_student_has_them_again():
     convert(model, plan_model(model, "lolcats", window=4))
     with torch.no_grad(), adapted_model(model, FinetuneOptions(rank=2, alpha=2.0, train_cores=True)) as adapted:
         learned = adapted.parameters()
-        for parameter in learned:
+        for parameter in learned.values():
             parameter.add_(0.3)
         student = model(IDS).logits
         with adapted.as_teacher():
             assert torch.equal(model(IDS).logits, llama()(IDS).logits)
         assert torch.equal(model(IDS).logits, student)
-        assert {id(x) for x in adapted.parameters()} == {id(x) for x in learned}
+        assert adapted.parameters().keys() == learned.keys()

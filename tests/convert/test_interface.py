@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.convert.causal import CLOSE, padded
 from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
@@ -9,8 +10,7 @@ transformers = pytest.importorskip("transformers")
 from linattn import mechanism_info  # noqa: E402
 from linattn.convert.hf import interface  # noqa: E402
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
-SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+SIZES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "intermediate_size": 48, "initializer_range": 0.3, "pad_token_id": 0, "eos_token_id": None,
          "bos_token_id": None}  # fmt: skip
 
@@ -33,25 +33,18 @@ def draw(batch, length):
     return torch.randint(1, 40, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def left_padded(rows, length):
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, length - len(row) :] = row
-    return ids, ids.ne(0).long()
-
-
 def logits(model, ids, mask=None):
     positions = None if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)
     return model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
 
-@pytest.mark.parametrize("mechanism", ["elu", "cosformer", "retention", "performer", "mirror"])
+@pytest.mark.parametrize("mechanism", ["elu", "performer", "retention"])
 def test_left_padding_changes_nothing(mechanism):
     model = named(build(num_key_value_heads=4), mechanism)
-    rows = [draw(1, 9)[0], draw(1, 9)[0][:5]]
-    padded = logits(model, *left_padded(rows, 9))
-    for i, row in enumerate(rows):
-        assert_close(padded[i, -len(row) :], logits(model, row[None])[0], **TOLERANCE)
+    ids, mask = padded(9, 5)
+    together = logits(model, ids, mask)
+    for i, start in enumerate((0, 4)):
+        assert_close(together[i, start:], logits(model, ids[i : i + 1, start:])[0], **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +53,16 @@ def test_left_padding_changes_nothing(mechanism):
 )
 def test_the_softmax_mechanism_is_the_model_itself(family, changes):
     model = build(family, **changes)
-    ids, mask = left_padded([draw(1, 9)[0], draw(1, 9)[0][:5]], 9)
+    ids, mask = padded(9, 5)
     expected = logits(model, ids, mask)
     got = logits(named(model, "softmax"), ids, mask)
-    assert_close(got[mask.bool()], expected[mask.bool()], **TOLERANCE)
+    assert_close(got[mask.bool()], expected[mask.bool()], **CLOSE)
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_decoding_reads_the_growing_cache(cache):
     model = named(build(), "elu")
-    ids, mask = left_padded([draw(1, 7)[0], draw(1, 7)[0][:4]], 7)
+    ids, mask = padded(7, 4)
     options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     out = model.generate(ids, attention_mask=mask, cache_implementation=cache, **options)
     full = torch.cat([mask, mask.new_ones(2, 5)], dim=1)
@@ -83,20 +76,11 @@ def test_an_encoder_is_bidirectional_and_padded_as_one_by_one():
     ids = draw(2, 8)
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
-    padded = model(ids, attention_mask=mask).last_hidden_state
-    assert_close(padded[1, :5], model(ids[1:, :5]).last_hidden_state[0], **TOLERANCE)
+    together = model(ids, attention_mask=mask).last_hidden_state
+    assert_close(together[1, :5], model(ids[1:, :5]).last_hidden_state[0], **CLOSE)
     changed = ids.clone()
     changed[0, -1] = ids[0, -1] % 39 + 1
     assert not torch.allclose(model(changed).last_hidden_state[0, 0], model(ids).last_hidden_state[0, 0], atol=1e-6)
-
-
-def test_parameters_are_the_same_in_every_run_and_not_the_models():
-    ids, keys = draw(1, 6), build().state_dict().keys()
-    first = named(build(), "performer")
-    expected = logits(first, ids)
-    torch.manual_seed(5)
-    assert torch.equal(logits(named(build(), "performer"), ids), expected)
-    assert first.state_dict().keys() == keys
 
 
 def test_options_reach_the_mechanism():
@@ -143,32 +127,3 @@ def test_what_linear_attention_cannot_do_is_refused():
         named(build("Mistral", sliding_window=8), "elu")(ids, use_cache=False)
     with pytest.raises(ValueError, match=r"attention_mask must be \(B, 9\)"):
         named(build(), "elu")(ids, attention_mask=torch.ones(1, 4), use_cache=True)
-
-
-@pytest.mark.parametrize(("family", "changes"), [("Llama", {}), ("Mistral", {"sliding_window": 4})])
-def test_layers_that_are_not_converted_stay_softmax_under_the_converted_name(family, changes):
-    ids, mask = left_padded([draw(1, 9)[0], draw(1, 9)[0][:5]], 9)
-    model = build(family, **changes)
-    expected = logits(model, ids, mask)
-    generated = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
-    interface.register_linearized()
-    model.set_attn_implementation(interface.LINEARIZED)
-    got = logits(model, ids, mask)
-    assert_close(got[mask.bool()], expected[mask.bool()], **TOLERANCE)
-    assert got.isfinite().all()
-    assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False), generated)
-    cut = model(ids[:1, :4], use_cache=True)  # the second piece has keys before its first query
-    rest = model(ids[:1, 4:], past_key_values=cut.past_key_values)
-    assert_close(torch.cat([cut.logits, rest.logits], 1), logits(model, ids[:1]), **TOLERANCE)
-
-
-def test_an_encoder_under_the_converted_name_keeps_its_padding():
-    model = build("Bert", "Model")
-    ids = draw(2, 8)
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    expected = model(ids, attention_mask=mask).last_hidden_state
-    interface.register_linearized()
-    model.set_attn_implementation(interface.LINEARIZED)
-    got = model(ids, attention_mask=mask).last_hidden_state
-    assert_close(got[mask.bool()], expected[mask.bool()], **TOLERANCE)

@@ -5,7 +5,7 @@ import torch
 from tests.convert.causal import converted, padded
 from torch.testing import assert_close
 
-from linattn.convert.layer.attention import set_mode
+from linattn.convert.convert import set_mode
 
 accelerate = pytest.importorskip("accelerate")
 STILL = {"window": 4, "ratio": 1 / 4, "sinks": 1, "gate": True}

@@ -1,4 +1,4 @@
-"""One call: conversion, both stages, figures after each, and the same again after a kill."""
+"""One call: conversion, both stages, figures after each, and the same again after a kill; the papers' numbers."""
 
 import json
 from dataclasses import replace
@@ -8,14 +8,15 @@ import torch
 from tests.convert.tiny import Letters, llama, same
 
 import linattn
+from linattn.convert.convert import linearized_layers
 from linattn.convert.finetune import FinetuneOptions
-from linattn.convert.layer.attention import linearized_layers
+from linattn.convert.run import paper_stages, with_recipe
+from linattn.convert.training import data
 from linattn.convert.training.loop import average_gradients, shared
 from linattn.convert.transfer import TransferOptions
-from linattn.support.checkpoint import ResumeError
 from linattn.support.options import OptionError
 
-FIRST = TransferOptions(steps=6, batch_size=2, lr=0.03, checkpoint_steps=2)
+FIRST = TransferOptions(steps=6, batch_size=2, lr=0.03, checkpoint_steps=2, recall_share=0.5)
 SECOND = FinetuneOptions(steps=6, batch_size=2, lr=3e-3, checkpoint_steps=2)
 
 
@@ -32,7 +33,8 @@ def run(text, **options):
     return linattn.linearize(llama(), "lolcats", text=text, tokenizer=Letters(), **options)
 
 
-def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
+def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "HELD_OUT_TOKENS", 128)  # two windows of the four that are held out
     stages = []
     whole = run(text, on_stage=lambda name, model: stages.append(name))
     report = whole.linearize_report
@@ -41,14 +43,15 @@ def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
     assert len(report.losses) == 6
     for curve in report.curves:
         assert curve.after < curve.before
-    from linattn.convert.evaluate.perplexity import perplexity
+    from linattn.convert.evaluate.measures import perplexity
     from linattn.convert.training.data import read_text
 
     held_out = read_text(text, Letters()).held_out
-    assert report.quality("teacher") == pytest.approx(
-        perplexity(llama(), [held_out[: 4 * 64]], 64).perplexity, rel=1e-5
+    qualities = [figures.quality for figures in report.stages]
+    assert qualities[0] == pytest.approx(
+        perplexity(llama(), [held_out[:64], held_out[192:256]], 64).perplexity, rel=1e-5
     )
-    assert report.quality("converted") != report.quality("teacher")
+    assert qualities[1] != qualities[0]
 
     def stop(name, model):
         if name == "transfer":
@@ -60,7 +63,7 @@ def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
     assert [figures["name"] for figures in known["stages"]] == ["teacher", "converted", "transfer"]
     resumed = run(text, folder=tmp_path)
     assert same(dict(resumed.state_dict()), dict(whole.state_dict()))
-    assert [figures.quality for figures in resumed.linearize_report.stages] == [each.quality for each in report.stages]
+    assert [figures.quality for figures in resumed.linearize_report.stages] == qualities
 
 
 def test_conversion_alone_and_what_makes_no_sense(text):
@@ -69,31 +72,8 @@ def test_conversion_alone_and_what_makes_no_sense(text):
     assert model.linearize_report.curves == []
     with pytest.raises(OptionError, match="tokenizer: is needed to read text"):
         linattn.linearize(llama(), text=text)
-    with pytest.raises(OptionError, match="lr: must be above 0"):
-        run(text, transfer=TransferOptions(lr=0))
-    with pytest.raises(OptionError, match="text: and batches are two ways"):
-        run(text, batches=lambda step: {})
     with pytest.raises(OptionError, match="tokens of the training part"):
         run(text, transfer=TransferOptions(length=5000))
-
-
-def test_both_stages_read_passages_again_where_asked_for_and_go_on_with_the_same(text, tmp_path):
-    stages = {"transfer": replace(FIRST, recall_share=0.5), "finetune": replace(SECOND, recall_share=1.0)}
-    weights = []
-    for changes in (stages, stages | {"transfer": FIRST}, stages | {"finetune": SECOND}):
-        weights.append(dict(run(text, **changes).state_dict()))
-    assert not same(weights[0], weights[1])
-    assert not same(weights[0], weights[2])
-
-    def stop(name, model):
-        if name == "transfer":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(text, folder=tmp_path, on_stage=stop, **stages)
-    assert same(dict(run(text, folder=tmp_path, **stages).state_dict()), weights[0])
-    with pytest.raises(ResumeError, match=r"recall_share \(was 0.5, is 0.0\)"):
-        run(text, folder=tmp_path)
 
 
 def test_tokens_are_counted_in_steps(text):
@@ -123,9 +103,6 @@ def test_degrees_of_freedom_split_the_cost(text):
     assert sum(dims) == 2 * 32
     assert len(report.degrees["layers"]) == 2
     assert all(curve.after < 1.5 * curve.before for curve in report.curves)
-    small = options | {"cost": 8, "transfer": None, "finetune": None}  # less than the heads of common models have
-    plan = linattn.linearize(llama(), text=text, tokenizer=Letters(), **small).linearize_report.plan
-    assert [layer["feature_dim"] for layer in plan["layers"].values()] == [8, 8]
     alone = {"text": text, "tokenizer": Letters(), "transfer": None, "finetune": None}
     clipped = linattn.linearize(llama(), **alone, **options, clip=24, tolerance=2**-8).linearize_report
     assert clipped.degrees["tolerance"] == 2**-8
@@ -133,7 +110,7 @@ def test_degrees_of_freedom_split_the_cost(text):
     kept = {number: min(layer["feature_dim"], 24) for number, layer in wider.items()}
     assert {number: layer["feature_dim"] for number, layer in clipped.plan["layers"].items()} == kept
     assert sum(kept.values()) < 2 * 32
-    for few, count in (({"cost": 24}, 24), ({"cost": 24, "clip": 16}, 16), ({"clip": 4}, 4), ({"clip": 99}, 8)):
+    for few, count in (({"cost": 24}, 24), ({"cost": 24, "clip": 16}, 16), ({"clip": 99}, 8)):
         alone = linattn.linearize(llama(), "dof", **few).linearize_report.plan["layers"]  # nothing is measured
         assert {layer.get("feature_dim", 8) for layer in alone.values()} == {count}
     del options["cost"]
@@ -164,3 +141,27 @@ def test_processes_share_a_batch_and_average_their_gradients():
     average_gradients(parameters, Two())
     assert [parameter.grad.unique().item() for parameter in parameters[:2]] == [1.5, 3.0]
     assert parameters[2].grad is None
+
+
+BOTH = {"batch_size": 8, "clip_norm": 1.0, "tokens": 20_000_000}
+
+
+@pytest.mark.parametrize(("method", "alpha"), [("lolcats", 16.0), ("still", 8.0), ("dof", None)])
+def test_stages_are_those_of_the_papers(method, alpha):
+    stages = paper_stages(method)
+    if method == "dof":
+        assert stages["transfer"] == TransferOptions(loss="cross_entropy", lr=0.02, scale_factor=10.0, batch_size=128)
+        assert stages["finetune"] == FinetuneOptions()
+        return
+    assert stages["transfer"] == TransferOptions(loss="mse", lr=0.01, scale_factor=1.0, **BOTH)
+    assert stages["finetune"] == FinetuneOptions(objective="next_token", lr=1e-4, rank=8, alpha=alpha, **BOTH)
+
+
+def test_what_is_given_counts_more_and_steps_replace_tokens():
+    first, second = with_recipe("paper", "still", {"steps": 5, "lr": 0.5}, {"tokens": 7})
+    assert (first["lr"], first["steps"], first["batch_size"], "tokens" in first) == (0.5, 5, 8, False)
+    assert (second["tokens"], second["lr"]) == (7, 1e-4)
+    assert with_recipe("", "t2r", {"lr": 0.5}, {}) == ({"lr": 0.5}, {})
+    for recipe, method, message in (("book", "still", "must be one of paper"), ("paper", "t2r", "got method 't2r'")):
+        with pytest.raises(OptionError, match=f"recipe: .*{message}"):
+            with_recipe(recipe, method, {}, {})

@@ -10,8 +10,7 @@ from typing import Any
 from linattn.lab.cases import Work
 from linattn.lab.experiment import Experiment
 from linattn.lab.page import Section
-from linattn.lab.page.plots import Chart, Panel, plot_line
-from linattn.lab.page.style import styles
+from linattn.lab.page.plots import Chart, Panel, plot_line, styles
 from linattn.support.config import option
 from linattn.support.options import OptionError
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from tests.lab.small import Small
 
-from linattn.lab.cases import run_cases
+from linattn.lab.cases import find, kept, revisions, run_cases
 from linattn.lab.experiment import load_results
-from linattn.lab.kept import find, kept, revisions
 from linattn.lab.screen import Screen
 from linattn.mechanisms import registry
 from linattn.support.options import OptionError
@@ -25,7 +24,7 @@ def lines(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-@pytest.mark.parametrize("options", [{"where": "here"}, {"jobs": 2, "fresh": True}])
+@pytest.mark.parametrize("options", [{"where": "here"}, {"jobs": 2}])
 def test_each_case_is_measured_once_and_a_failure_costs_itself_alone(tmp_path, options):
     log = tmp_path / "log"
     cases = Small(numbers=(1, 13, 3), log=str(log)).cases()

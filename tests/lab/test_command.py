@@ -3,7 +3,6 @@
 import pytest
 from tests.lab import small
 
-from linattn.lab import commands
 from linattn.lab.command import command_name, main
 from linattn.lab.commands import Entry
 
@@ -11,7 +10,6 @@ from linattn.lab.commands import Entry
 @pytest.fixture(autouse=True)
 def only_small(monkeypatch):
     entry = Entry(f"{small.__name__}:Small", "Square numbers.", "Things to try.")
-    monkeypatch.setattr(commands, "COMMANDS", {})
     monkeypatch.setattr("linattn.lab.command.COMMANDS", {"small": entry, "try small": entry})
 
 

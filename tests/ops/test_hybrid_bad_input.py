@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from linattn import explain
-from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step
+from linattn.ops.hybrid.api import hybrid_attention_step
 from linattn.ops.hybrid.types import SalientBudget
 from ops.hybrid_cases import SETTINGS, call, make
 
@@ -57,10 +56,3 @@ def test_wrong_budgets_and_steps_are_refused():
         hybrid_attention_step(x, x, x, None, scores=torch.ones(1, 2), budget=None)
     with pytest.raises(TypeError, match="windoww"):
         hybrid_attention_step(x, x, x, None, windoww=3)
-
-
-def test_explain():
-    q = torch.randn(1, 2, 8, 4)
-    assert explain(q, q, q, op=hybrid_attention, window=3).impl == "chunked"
-    with pytest.raises(ValueError, match="window"):
-        explain(q, q, q, op=hybrid_attention, window=-3)

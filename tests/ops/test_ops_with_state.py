@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from linattn import explain, exponential_attention, hybrid_attention, linear_attention, short_convolution
 from ops import convolution_cases, exponential_cases
 from ops.exponential_cases import cast, change, leaves
 
@@ -192,3 +193,17 @@ def test_no_tokens_leave_the_state_as_it_was(op, form):
     output, state = op.call(inputs, impl=form)
     assert output.shape[op.AXIS] == 0
     assert_same(state, inputs["initial_state"])
+
+
+def test_a_step_takes_the_recurrent_form_and_more_tokens_the_chunked_one():
+    state, few = {"need_state": True}, torch.rand(1, 2, 2, 4)
+    for op, options in (
+        (linear_attention, {"causal": True}), (hybrid_attention, {"window": 3}),
+        (exponential_attention, {"log_input": few[..., 0], "log_decay": -few[..., 0]}),
+    ):  # fmt: skip
+        for T, impl in ((1, "recurrent"), (2, "chunked")):
+            given = {name: x[:, :, :T] if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+            assert explain(*[few[:, :, :T]] * 3, op=op, **given, **state).impl == impl
+    assert explain(few[:, 0, :1], few[0, 0].mT, op=short_convolution).impl == "recurrent"
+    with pytest.raises(ValueError, match="window"):
+        explain(few, few, few, op=hybrid_attention, window=-3)

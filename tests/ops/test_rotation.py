@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention
-from linattn.ops.maps import EluPlusOne, SplitExpm1
+from linattn.ops.maps import EluPlusOne
 from linattn.ops.shared.rotation import Rotation, Turns, turn_pairs
 
 FORMS = ["reference", "recurrent", "chunked"]
@@ -51,21 +51,3 @@ def test_the_denominator_keeps_its_features(impl, causal):
     torch.testing.assert_close(found, linear_attention(*turned, v, norm_features=(phi, psi), **options))
     alone = linear_attention(q, k, v, feature_map=EluPlusOne(), rotate=ByPlace(), normalizer=None, **options)
     torch.testing.assert_close(alone, linear_attention(*turned, v, normalizer=None, **options))
-
-
-@pytest.mark.parametrize("impl", FORMS)
-def test_flows(impl):
-    """Each flow is an attention of its own on its half of the values; weights of keys are those of the head."""
-    q, k, v = draw(2, 4, 9, 6), draw(2, 2, 9, 6, seed=1), draw(2, 2, 9, 8, seed=2)
-    weights = draw(2, 2, 9, seed=3)
-    same, opposite = draw(4, 12, seed=4).sigmoid(), draw(4, 12, seed=5).sigmoid()
-    maps = SplitExpm1(same, opposite, opposite=True), SplitExpm1(torch.ones(1, 12, dtype=torch.float64))
-    found = linear_attention(q, k, v, feature_map=maps, rotate=ByPlace(), log_input=weights, impl=impl)
-    for flow in range(2):
-        own = slice(4 * flow, 4 * flow + 4)
-        phi, psi = maps[0](q)[:, flow::2], maps[1](k)[:, flow::2].repeat_interleave(2, dim=1)
-        of_keys = weights.exp().repeat_interleave(2, dim=1).unsqueeze(2)
-        turned_phi, turned_psi = ByPlace()(phi, psi)
-        numerator = turned_phi @ turned_psi.mT * of_keys @ v[..., own].repeat_interleave(2, dim=1)
-        expected = numerator / ((phi @ psi.mT * of_keys).sum(-1, keepdim=True) + 1e-6)
-        torch.testing.assert_close(found[..., own], expected)

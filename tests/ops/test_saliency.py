@@ -6,22 +6,15 @@ import pytest
 import torch
 
 from linattn.ops.hybrid import rows
-from linattn.ops.hybrid.saliency import self_saliency, top_of_chunk
+from linattn.ops.hybrid.saliency import self_saliency
 from linattn.ops.hybrid.types import FOREVER, SalientBudget, SalientList
-from ops.hybrid_cases import F64, exact_sets, make, published_divergence, self_probability
+from ops.hybrid_cases import F64, make, published_divergence, self_probability
 
 W = 6
 
 
 def scores_of(q, k, window=W, **options):
     return self_saliency(q * q.shape[3] ** -0.5, k, torch.ones(q.shape[0], q.shape[2]).bool(), window, **options)
-
-
-def chosen(scores, budget):
-    """Which tokens of whole chunks a budget chooses, (B, H_kv, whole T) bool."""
-    n = scores.shape[2] // budget.chunk
-    position = torch.arange(n * budget.chunk).unflatten(0, (n, budget.chunk))
-    return top_of_chunk(scores[..., : n * budget.chunk].unflatten(2, (n, -1)), position, budget).flatten(2)
 
 
 def test_scores_are_the_definition():
@@ -41,15 +34,6 @@ def test_scores_are_the_definition():
     assert (found[:, :, 0] == 0).all()  # alone in its window: log 1, not NaN
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 7, 8])
-def test_a_small_share_of_a_short_chunk_is_one_token(chunk):
-    """1/16 of 8 tokens is half a token: none would be a choice that nobody asked for."""
-    budget = SalientBudget(1 / 16, chunk, sinks=0)
-    taken = chosen(torch.randn(1, 1, 4 * chunk, generator=torch.Generator().manual_seed(0)), budget)
-    assert taken.unflatten(2, (4, chunk)).sum(-1).tolist() == [[[1, 1, 1, 1]]]
-    assert not chosen(torch.zeros(1, 1, 4 * chunk), SalientBudget(0, chunk, sinks=0)).any()
-
-
 @pytest.mark.parametrize("kind", ["log_prob", "kl"])
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 @pytest.mark.parametrize("window", [1, W])
@@ -60,20 +44,6 @@ def test_no_tokens_and_one_token(window, reduce, kind):
     torch.testing.assert_close(found, torch.full((2, 2, 1), alone, dtype=F64))
     for no_q, no_k in ((q[:, :, :0], k[:, :, :0]), (q[:0], k[:0])):
         assert scores_of(no_q, no_k, window, kind=kind, reduce=reduce).shape == no_k.shape[:3]
-
-
-def test_the_best_of_each_chunk_with_ties_and_sinks():
-    scores = torch.randn(2, 3, 37, generator=torch.Generator().manual_seed(0)).round()
-    for budget in (SalientBudget(1 / 4, 8, sinks=0), SalientBudget(1 / 2, 4, sinks=6), SalientBudget(0.0, 8, sinks=3)):
-        found = chosen(scores, budget)
-        for b in range(2):
-            for h in range(3):
-                # With a window of the last chunk alone, all that is chosen is seen one token after the end.
-                options = {"window": budget.chunk, "layout": "chunks", "delay": 0, "budget": budget}
-                sets, last = exact_sets(37, scores[b, h].tolist(), **options), 37 // budget.chunk * budget.chunk
-                kept = {i for i in sets[last] if i < last}
-                assert set(found[b, h].nonzero().flatten().tolist()) == kept
-                assert len(kept) < last
 
 
 @pytest.mark.parametrize("pairs", [7, 2**24])

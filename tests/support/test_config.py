@@ -44,6 +44,8 @@ def test_texts_and_values_of_files_give_the_same_config():
     assert typed == made
     assert Run.parse(typed.values()) == typed
     assert Run.parse({"data": "d", "lr": "none"}).lr is None
+    flips = [Run.parse({"data": "d", "flip": text}).flip for text in ("True", "yes", "1", "false", "no", "0")]
+    assert flips == [True] * 3 + [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from linattn.support.machine import PACKAGE, source_digest
+from linattn.support.machine import source_digest
 
 WORKER = """
 import time
@@ -65,8 +65,3 @@ def test_the_digest_is_of_what_the_code_says_and_where(tmp_path):
     one.write_text("a = 1\nb = 2\n")
     joined = source_digest(tmp_path)
     assert len({first, changed, moved, joined}) == 4
-
-
-def test_the_package_is_all_of_linattn():
-    assert (PACKAGE / "_version.py").exists()
-    assert PACKAGE.name == "linattn"

@@ -5,16 +5,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from linattn.convert.convert import convert
-from linattn.convert.layer.attention import linearized_layers
+from linattn.convert.convert import convert, linearized_layers
 from linattn.convert.plan import Plan
 from linattn.support.extras import need
 
@@ -48,7 +44,15 @@ def save_linearized(model: Any, folder: str | Path) -> None:
             config = timm_config(model) | {PLAN: model.linearize_plan.to_dict()}
             save_file({name: x.contiguous() for name, x in model.state_dict().items()}, new / WEIGHTS)
             (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        _put_in_place(new, folder)
+        if not folder.exists():
+            os.rename(new, folder)
+            return
+        files = {file.name for file in new.iterdir()}
+        for own in sorted(files, key=lambda own: own == CONFIG):
+            os.replace(new / own, folder / own)
+        for old in folder.glob("model*.safetensors*"):  # of an earlier model that was cut into other files
+            if old.name not in files:
+                old.unlink()
 
 
 def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
@@ -81,8 +85,6 @@ def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
         raise ValueError(f"{folder / CONFIG} has no entry {PLAN!r}: this model is not converted, load it as usual")
     plan = Plan.from_dict(config[PLAN])
     tensors = {name: x for file in sorted(folder.glob("model*.safetensors")) for name, x in load_file(file).items()}
-    if not tensors:
-        raise FileNotFoundError(f"{folder} has no {WEIGHTS}")
     if "model_type" not in config:
         return _load_timm(folder, config, plan, tensors, kwargs)
     model, unexpected = _load_transformers(folder, config, kwargs)
@@ -114,8 +116,7 @@ def _load_transformers(folder: Path, config: dict[str, Any], kwargs: dict[str, A
         model, info = kind.from_pretrained(folder, output_loading_info=True, **kwargs)
     finally:
         logging.set_verbosity(before)
-    wrong = {*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])}
-    if wrong:
+    if wrong := {*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])}:
         raise ValueError(f"{folder} lacks weights of the model, or has others: {', '.join(sorted(wrong))}")
     return model, set(info["unexpected_keys"])
 
@@ -132,65 +133,29 @@ def _load_cores(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     Tensors are copied, as those of a file may start at any byte: sums over them might be rounded differently than over
     tensors that torch has allocated.
     """
-    prefixes = {id(module): name for name, module in model.named_modules()}
-    for layer in linearized_layers(model).values():
-        prefix = f"{prefixes[id(layer)]}.core."
-        device = next(layer.parameters()).device
-        named = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-        own = {name: x.to(device, copy=True) for name, x in named.items()}
-        layer.core.load_state_dict(own, assign=True)
-
-
-def _put_in_place(new: Path, folder: Path) -> None:
-    if not folder.exists():
-        os.rename(new, folder)
-        return
-    files = sorted(new.iterdir(), key=lambda file: file.name == CONFIG)
-    for file in files:
-        if file.is_dir():
-            shutil.copytree(file, folder / file.name, dirs_exist_ok=True)
-        else:
-            os.replace(file, folder / file.name)
-    for old in folder.glob("model*.safetensors*"):  # of an earlier model that was cut into other files
-        if old.name not in {file.name for file in files}:
-            old.unlink()
-
-
-# Arguments of timm.create_model that can be read off a model.
-SHOWN: dict[str, Callable[[Any], Any]] = {
-    "num_classes": lambda model: model.num_classes,
-    "global_pool": lambda model: model.global_pool,
-    "img_size": lambda model: list(model.patch_embed.img_size),
-    "patch_size": lambda model: list(model.patch_embed.patch_size),
-    "in_chans": lambda model: model.in_chans if hasattr(model, "in_chans") else model.patch_embed.proj.in_channels,
-    "class_token": lambda model: model.cls_token is not None,
-    "reg_tokens": lambda model: 0 if model.reg_token is None else model.reg_token.shape[1],
-    "fc_norm": lambda model: not isinstance(model.fc_norm, nn.Identity),
-    "no_embed_class": lambda model: model.no_embed_class,
-    "dynamic_img_size": lambda model: model.dynamic_img_size,
-    "embed_dim": lambda model: model.embed_dim,
-    "depth": lambda model: len(model.blocks),
-    "num_heads": lambda model: model.blocks[0].attn.num_heads,
-}
+    layers = linearized_layers(model).values()
+    for name, layer in model.named_modules():
+        if layer in layers:
+            device, start = next(layer.parameters()).device, f"{name}{CORE}"
+            own = {key: x for key, x in tensors.items() if key.startswith(start)}
+            copied = {key.removeprefix(start): x.to(device, copy=True) for key, x in own.items()}
+            layer.get_submodule("core").load_state_dict(copied, assign=True)
 
 
 def timm_config(model: Any) -> dict[str, Any]:
     """What ``config.json`` says of a model of timm: ``architecture``, ``num_classes``, ``model_args``.
 
-    ``model_args`` are the arguments that the model was created with, plus later changes (``reset_classifier``,
-    ``set_input_size``): without them ``timm.create_model`` would build another model.
+    ``model_args`` are the arguments that the model was created with, and what ``reset_classifier`` and
+    ``set_input_size`` change later: without them ``timm.create_model`` would build another model.
     """
-    source = getattr(model, "pretrained_cfg", None) or {}
-    if not source.get("architecture"):
+    source, arguments = getattr(model, "pretrained_cfg", None) or {}, getattr(model, "_model_args", None)
+    if not source.get("architecture") or arguments is None:
         raise TypeError(f"{type(model).__name__} is neither a model of transformers nor made by timm.create_model")
     config: dict[str, Any] = {"architecture": source["architecture"], "num_classes": model.num_classes}
     if source.get("tag"):
         config["pretrained_cfg"] = {"tag": source["tag"]}  # the tag says how pictures are prepared
-    arguments = dict(getattr(model, "_model_args", {}))
-    for _ in range(2):  # one argument may decide the default of another
-        with torch.device("meta"):
-            like = _shown(_create(config, arguments))
-        arguments |= {name: x for name, x in _shown(model).items() if x != like.get(name)}
+    arguments = {**arguments, "global_pool": model.global_pool, "img_size": list(model.patch_embed.img_size)}
+    arguments.pop("num_classes", None)
     config["model_args"] = {name: x for name, x in arguments.items() if _in_json(x)}
     config[ELSEWHERE] = sorted(arguments.keys() - config["model_args"].keys())
     return config
@@ -201,13 +166,18 @@ def _load_timm(
 ) -> Any:
     """Load the model of a folder; arguments that are ``given`` take precedence over those of the file."""
     need("loading a converted model of timm", "timm")
+    import timm
+
     for name in config[ELSEWHERE]:
         if name not in given:
             raise ValueError(
                 f"the model in {folder} was made with {name}, which its file cannot hold: give it to "
                 f"load_linearized(folder, {name}=...) as it was given to timm.create_model"
             )
-    model = _create(config, config["model_args"] | given)
+    name, tag = config["architecture"], config.get("pretrained_cfg", {}).get("tag")
+    if tag and timm.get_pretrained_cfg(f"{name}.{tag}", allow_unregistered=False) is not None:
+        name = f"{name}.{tag}"
+    model = timm.create_model(name, **{"num_classes": config["num_classes"], **config["model_args"], **given})
     convert(model, plan)
     file, own = ({name: tuple(x.shape) for name, x in each.items()} for each in (tensors, model.state_dict()))
     if wrong := [name for name in {**own, **file} if file.get(name) != own.get(name)]:
@@ -218,23 +188,6 @@ def _load_timm(
         )
     model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # copied as in _load_cores
     return model.eval()
-
-
-def _create(config: dict[str, Any], arguments: dict[str, Any]) -> Any:
-    import timm
-
-    name, tag = config["architecture"], config.get("pretrained_cfg", {}).get("tag")
-    tagged = f"{name}.{tag}"
-    known = tag and timm.get_pretrained_cfg(tagged, allow_unregistered=False) is not None
-    return timm.create_model(tagged if known else name, **{"num_classes": config["num_classes"], **arguments})
-
-
-def _shown(model: Any) -> dict[str, Any]:
-    found = {}
-    for name, show in SHOWN.items():
-        with suppress(AttributeError, TypeError):  # models of another class may lack this argument
-            found[name] = show(model)
-    return found
 
 
 def _in_json(value: Any) -> bool:

@@ -6,21 +6,18 @@ The teacher is the same model with softmax in place of the cores and the adapter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from linattn.convert.layer.attention import linearized_layers, set_mode
-from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_eval, in_fp32, weights_digest
-from linattn.convert.training.losses import (
-    answer_divergence,
-    answer_of,
-    hidden_distance,
-    next_token_loss,
-    relative_squares,
-)
+from linattn.convert.convert import linearized_layers, set_mode
+from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_eval, in_fp32
+from linattn.convert.transfer import real_mean, wide
 from linattn.support.checkpoint import model_digest
 from linattn.support.config import option
 from linattn.support.extras import need
@@ -29,6 +26,10 @@ from linattn.support.progress import Report
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
+
+IGNORED = -100
+MOST_LOGITS = 2**27  # logits converted to fp32 at once: 512 MiB
+DIGESTED = 1024  # numbers of each tensor that identify a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +78,6 @@ class FinetuneOptions(StageOptions):
             raise OptionError("accumulation", f"must divide batch_size = {self.batch_size}, got {self.accumulation}")
 
 
-@dataclass(frozen=True)
-class FinetuneResult:
-    """Losses of each step, and the number of ``parameters`` that were trained."""
-
-    losses: list[float]
-    parameters: int
-
-
 def finetune(
     model: nn.Module,
     batches: Batches,
@@ -93,13 +86,13 @@ def finetune(
     *,
     progress: Report | None = None,
     accelerator: "Accelerator | None" = None,
-) -> FinetuneResult:
+) -> list[float]:
     """Train adapters on a converted model and merge them, which leaves a plain converted model with new weights.
 
     If it is interrupted, the adapters are removed and the model is what it was before. A run that was stopped and
     started again, from the same model, ends in the same weights.
 
-    Args and exceptions are those of ``linattn.convert.transfer.transfer``.
+    Args and exceptions are those of ``linattn.convert.transfer.transfer``. Returns the loss of each step.
     """
     need("fine-tuning", "peft")
     options = options or FinetuneOptions()
@@ -108,9 +101,10 @@ def finetune(
     identity = {"model": model_digest(model), "weights": weights_digest(model)}
     with in_eval(model), adapted_model(model, options) as adapted:
         run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress, accelerator=accelerator)
-        result = FinetuneResult(**run.go(identity))
-        adapted.merge()
-    return result
+        losses: list[float] = run.go(identity)["losses"]
+        adapted.peft.merge_and_unload()
+        adapted.merged = True
+    return losses
 
 
 class Adapted:
@@ -127,12 +121,11 @@ class Adapted:
             torch.manual_seed(options.seed)  # for one factor of each adapter; the other starts at 0
             self.peft: Any = get_peft_model(model, config)
         self._adapters: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-        if options.train_cores:
-            for layer in linearized_layers(model).values():
-                in_fp32(layer.core).requires_grad_(True)
+        for layer in linearized_layers(model).values() if options.train_cores else ():
+            in_fp32(layer.core).requires_grad_(True)
 
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     @contextmanager
     def as_teacher(self) -> Iterator[None]:
@@ -149,27 +142,21 @@ class Adapted:
         for adapter in self._adapters:
             adapter.enable_adapters(mode == "student")
 
-    def merge(self) -> None:
-        self.peft.merge_and_unload()
-        self.merged = True
-
 
 @contextmanager
 def adapted_model(model: nn.Module, options: FinetuneOptions) -> Iterator[Adapted]:
     """The model with adapters. On exit these are gone: merged, or else the model is as before."""
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    cores = {
-        number: {name: value.detach().clone() for name, value in layer.core.state_dict().items()}
-        for number, layer in linearized_layers(model).items()
-    }
+    cores = [layer.core for layer in linearized_layers(model).values()]
+    before = [{name: value.detach().clone() for name, value in core.state_dict().items()} for core in cores]
     adapted = Adapted(model, options)
     try:
         yield adapted
     finally:
         if not adapted.merged:
             adapted.peft.unload()
-            for number, layer in linearized_layers(model).items():
-                layer.core.load_state_dict(cores[number])
+            for core, weights in zip(cores, before, strict=True):
+                core.load_state_dict(weights)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(wanted[name])
             parameter.grad = None
@@ -183,13 +170,9 @@ def target_names(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """
     layers = linearized_layers(model)
     inside = tuple(f"{name}." for name, module in model.named_modules() if module in layers.values())
-    last = next(iter(layers.values())).adapter.lora_targets if targets is None else targets
+    last = next(iter(layers.values())).adapter.projections if targets is None else targets
     names = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in last and ".core." not in name]
-    names = [name for name in names if targets is not None or name.startswith(inside)]
-    if not names:
-        wanted = ", ".join(last) or "projections to adapt by default"
-        raise OptionError("targets", f"must be names of the model's projections; it has no {wanted}")
-    return names
+    return [name for name in names if targets is not None or name.startswith(inside)]
 
 
 class _Finetuning(StageRun):
@@ -200,15 +183,20 @@ class _Finetuning(StageRun):
 
     def __init__(self, adapted: Adapted, options: FinetuneOptions, **more: Any) -> None:
         self.adapted = adapted
-        super().__init__(adapted.model, {"adapters": nn.ParameterList(adapted.parameters())}, options, **more)
+        parts = {"adapters": nn.ParameterList(adapted.parameters().values())}
+        super().__init__(adapted.model, parts, options, **more)
 
     def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return self.adapted.parameters().items()
 
     def step(self) -> Tensor:
-        total = torch.zeros((), device=self.device)
-        for part in pieces(self.batch(), self.options.accumulation):
-            loss = self._loss(part) / self.options.accumulation
+        batch, count, total = self.batch(), self.options.accumulation, torch.zeros((), device=self.device)
+        rows = len(next(iter(batch.values())))
+        if rows % count:
+            raise OptionError("accumulation", f"must divide the {rows} rows of a batch, got {count}")
+        for first in range(0, rows, rows // count):
+            part = {name: value[first : first + rows // count] for name, value in batch.items()}
+            loss = self._loss(part) / count
             loss.backward()
             total += loss.detach()
         self.update("adapters")
@@ -244,14 +232,87 @@ class _Finetuning(StageRun):
         return f"loss {losses[0]:.4f}"
 
     def result(self) -> dict[str, Any]:
-        trained = sum(parameter.numel() for parameter in self.parts.parameters())
-        return {"losses": [row[0] for row in self.losses()], "parameters": trained}
+        return {"losses": [row[0] for row in self.losses()]}
 
 
-def pieces(batch: Batch, count: int) -> Iterator[Batch]:
-    """Split a batch into ``count`` parts with equally many rows."""
-    rows = len(next(iter(batch.values())))
-    if rows % count:
-        raise OptionError("accumulation", f"must divide the {rows} rows of a batch, got {count}")
-    for first in range(0, rows, rows // count):
-        yield {name: value[first : first + rows // count] for name, value in batch.items()}
+def weights_digest(model: nn.Module) -> str:
+    """Identify a model by the first numbers of each tensor: from another start a run would end elsewhere."""
+    digest = blake2b(digest_size=8)
+    for name, value in model.state_dict().items():
+        numbers = value.detach().flatten()[:DIGESTED].cpu()
+        digest.update(name.encode() + numbers.double().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Loss of each real token after the first, in nats: the mean over these tokens."""
+    targets = ids[:, 1:] if mask is None else ids[:, 1:].masked_fill(~mask[:, 1:].bool(), IGNORED)
+    return F.cross_entropy(wide(logits[:, :-1].flatten(0, 1)), targets.flatten(), ignore_index=IGNORED)
+
+
+def answer_divergence(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    """``KL(teacher | student)`` of logits ``(..., classes)``, mean over real tokens or pictures.
+
+    Only the student gets a gradient.
+    """
+    rows: Tensor = _Divergence.apply(student.flatten(0, -2), teacher.flatten(0, -2))
+    return real_mean(rows.view(student.shape[:-1]), mask)
+
+
+class _Divergence(torch.autograd.Function):
+    """``sum_c p_c (log p_c - log q_c)`` of each row of logits ``(N, C)``; the gradient of the student's is ``q - p``.
+
+    Rows and their gradients are computed in parts: in fp32 all logits of a batch, and what is derived from them, would
+    take many times the memory of the model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
+        gradient = torch.empty_like(student) if ctx.needs_input_grad[0] else None
+        rows, size = [], max(1, MOST_LOGITS // student.shape[-1])
+        for first in range(0, len(student), size):
+            part = slice(first, first + size)
+            log_q, log_p = (wide(x[part]).log_softmax(-1) for x in (student, teacher))
+            p = log_p.exp()
+            rows.append(log_p.sub_(log_q).mul_(p).sum(-1))
+            if gradient is not None:
+                gradient[part] = log_q.exp_().sub_(p)
+        ctx.save_for_backward(gradient)
+        return torch.cat(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        # Factors stay in fp32, and each product is rounded once.
+        return torch.mul(gradient, d_rows.unsqueeze(-1), out=torch.empty_like(gradient)), None
+
+
+def hidden_distance(student: Tensor, teacher: Tensor, mask: Tensor | None, pooled_weight: float = 1.0) -> Tensor:
+    """Of hidden states ``(B, T, C)``: :func:`relative_squares`, and 1 - cosine of their means, ``pooled_weight`` times.
+
+    The mean over tokens is what sentences are compared by.
+    """
+    squares = relative_squares(student, teacher, mask)
+    cosine = F.cosine_similarity(pooled(wide(student), mask), pooled(wide(teacher), mask), dim=-1)
+    return squares + pooled_weight * (1 - cosine).mean()
+
+
+def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over real tokens, ``(B, T, C) -> (B, C)``."""
+    real = hidden.new_ones(hidden.shape[:2]) if mask is None else mask.to(hidden)
+    return (hidden * (real / real.sum(1, keepdim=True))[..., None]).sum(1)
+
+
+def relative_squares(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    """``|student - teacher|^2 / |teacher|^2`` of hidden states ``(B, T, C)``, mean over real tokens."""
+    student, teacher = wide(student), wide(teacher)
+    return real_mean((student - teacher).square().sum(-1) / teacher.square().sum(-1).clamp_min(1e-12), mask)
+
+
+def answer_of(output: Any) -> tuple[Tensor, bool]:
+    """The logits of a model's output and True or, without logits, its last hidden states and False."""
+    if isinstance(output, Tensor):
+        return output, True
+    logits = getattr(output, "logits", None)
+    return (output.last_hidden_state, False) if logits is None else (logits, True)

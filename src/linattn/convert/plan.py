@@ -37,7 +37,7 @@ class LayerPlan(Config):
     Args:
         kind: ``"hybrid"``: exact softmax over a window and over chosen tokens, linear attention over the rest;
             ``"mechanism"``: a registered mechanism.
-        features: features of the linear part, see ``linattn.convert.layer.features``; ``"none"``: no linear part.
+        features: features of the linear part, see ``linattn.convert.core``; ``"none"``: no linear part.
         feature_dim: F, before the two signs are concatenated; for ``"prf"`` the number of features. None: D.
         window: number of exact tokens, 0: none; a bidirectional layer can have none.
         layout: ``"chunks"`` or ``"sliding"``, as in ``hybrid_attention``.
@@ -48,7 +48,6 @@ class LayerPlan(Config):
         sinks: number of first tokens that always stay.
         score: how these tokens are chosen, ``"log_prob"`` or ``"kl"``: the ``kind`` of ``self_saliency``.
         reduce: how the scores of query heads that share a key head are combined, ``"mean"`` or ``"max"``.
-        householder: a learned reflection before the NP map.
         gate: ``sigmoid(W x + b)`` on the numerator of the linear part. W starts at 0 and b at 4, so that the gate
             starts open; the published one of STILL is ``sigmoid(W x)``, without b.
         linear_weight: initial value of a learned factor of the linear part, per head; None: fixed at 1.
@@ -68,7 +67,6 @@ class LayerPlan(Config):
     sinks: int = option(4, least=0)
     score: Score = "log_prob"
     reduce: Reduce = "mean"
-    householder: bool = False
     gate: bool = False
     linear_weight: float | None = option(None, above=0)
     units: Literal["row_max", "one"] = "row_max"
@@ -77,28 +75,27 @@ class LayerPlan(Config):
 
     def check(self) -> None:
         if self.kind == "mechanism":
-            if self.mechanism is None:
-                raise ValueError("mechanism must be a name of linattn.list_mechanisms() where kind is 'mechanism'")
-            mechanism_info(self.mechanism)
+            mechanism_info(str(self.mechanism))
             return
-        if self.mechanism is not None or self.options:
-            raise ValueError("mechanism and options need kind='mechanism'; a hybrid layer has features instead")
-        if self.linear_weight is not None and not (self.window and self.features != "none"):
-            raise ValueError("linear_weight weighs the linear part against the exact one: it needs both")
-        if self.features == "none" and not self.window:
-            raise ValueError("features='none' has no linear part and window=0 no exact one: nothing would be seen")
-        if self.householder and self.features != "np":
-            raise ValueError(f"householder is a part of the NP map: it needs features='np', got {self.features!r}")
-        if self.features == "prf" and self.window and self.units != "one":
-            raise ValueError("features='prf' approximate the exponential itself: beside a window they need units='one'")
-        if (self.ratio is not None or self.cap is not None) and not self.window:
-            raise ValueError("ratio and cap choose tokens that leave a window: they need window > 0")
-        chooses = self.budget is not None and self.budget.per_chunk > 0  # SalientBudget checks the rest
-        for name, value, usual in (("score", self.score, "log_prob"), ("reduce", self.reduce, "mean")):
-            if value != usual and not chooses:
-                raise ValueError(
-                    f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio > 0, or a cap and no ratio"
-                )
+        chooses = self.ratio is not None or self.cap is not None
+        ranked = chooses and self.window > 0 and self.ratio != 0
+        refused = {
+            "mechanism and options need kind='mechanism'": self.mechanism is not None or self.options,
+            "linear_weight weighs the linear part against the exact one: it needs both":
+                self.linear_weight is not None and not (self.window and self.features != "none"),
+            "features='none' has no linear part and window=0 no exact one: nothing would be seen":
+                self.features == "none" and not self.window,
+            "features='prf' approximate the exponential itself: beside a window they need units='one'":
+                self.features == "prf" and self.window and self.units != "one",
+            "ratio and cap choose tokens that leave a window: they need window > 0":
+                chooses and not self.window,
+            "score and reduce rank tokens that stay exact: they need a ratio > 0, or a cap and no ratio":
+                (self.score, self.reduce) != ("log_prob", "mean") and not ranked,
+        }  # fmt: skip
+        for reason, holds in refused.items():
+            if holds:
+                raise ValueError(reason)
+        _ = self.budget  # which checks the rest
 
     @property
     def budget(self) -> SalientBudget | None:
@@ -115,13 +112,6 @@ class LayerPlan(Config):
         defaults: dict[str, Any] = {own.name: {} if own.name == "options" else own.default for own in fields(self)}
         return {name: value for name, value in self.values().items() if value != defaults[name]}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "LayerPlan":
-        known = [own.name for own in fields(cls)]
-        if unknown := sorted(map(str, values.keys() - set(known))):
-            raise ValueError(f"a layer's plan has no field {', '.join(unknown)}; its fields are {', '.join(known)}")
-        return cls(**values)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -135,8 +125,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
-        layers = {int(i): LayerPlan.from_dict(layer) for i, layer in values["layers"].items()}
-        return cls(str(values["method"]), layers)
+        return cls(values["method"], {int(i): LayerPlan(**layer) for i, layer in values["layers"].items()})
 
 
 def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
@@ -157,8 +146,8 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
         (0.0625, 128, [1])
     """
     check_choice("method", method, METHODS)
-    chosen = range(len(shapes)) if layers is None else layers
-    check_layers(chosen, len(shapes))
+    layers = range(len(shapes)) if layers is None else layers
+    check_layers(layers, len(shapes))
     of_mechanism = method in ("features", "zeros_softmax")
     allowed = [own.name for own in fields(LayerPlan) if own.name not in ("kind", "mechanism", "options")]
     for name in () if of_mechanism else options:
@@ -166,17 +155,15 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
             more = ", cost, clip, tolerance (of features that layers share)" if method == "dof" else ""
             raise ValueError(f"{name} is no option of method {method!r}; it takes {', '.join(allowed)}{more}")
     make = _mechanism_plan if of_mechanism else _hybrid_plan
-    return Plan(method, {index: make(method, index, shapes[index], dict(options)) for index in chosen})
+    return Plan(method, {index: make(method, index, shapes[index], dict(options)) for index in layers})
 
 
 def check_layers(layers: object, count: int) -> None:
     """Raise ValueError unless these are numbers of a model's layers, each given once."""
-    numbers = layers if isinstance(layers, Sequence) and not isinstance(layers, str) else ()
-    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
+    numbers = layers if isinstance(layers, Sequence) else ()
+    whole = all(type(each) is int and 0 <= each < count for each in numbers)
     if not numbers or not whole or len(set(numbers)) < len(numbers):
         raise ValueError(f"layers must be a list of different numbers from 0 to {count - 1}, or None, got {layers!r}")
-    if not 0 <= min(numbers) <= max(numbers) < count:
-        raise ValueError(f"layers must name layers from 0 to {count - 1}, got {layers!r}")
 
 
 def _hybrid_plan(method: str, index: int, shape: LayerShape, options: dict[str, Any]) -> LayerPlan:
@@ -190,23 +177,17 @@ def _hybrid_plan(method: str, index: int, shape: LayerShape, options: dict[str, 
         if index not in dims:
             raise ValueError(f"feature_dim names a dimension for the layers {sorted(dims)}, but none for layer {index}")
         options["feature_dim"] = dims[index]
-    return LayerPlan.from_dict({"kind": "hybrid", **_defaults(method, shape, options), **options})
-
-
-def _defaults(method: str, shape: LayerShape, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's own fields of :class:`LayerPlan`, before the user's options."""
     weighed = options.get("window", LayerPlan.window) != 0 and options.get("features") != "none"
+    own: dict[str, Any] = {"features": method, "window": 0}
     if method == "still":
-        weight = {"linear_weight": STILL_LINEAR_WEIGHT, "units": STILL_UNITS} if weighed else {}
-        return {"features": "np", "ratio": 1 / 16, "sinks": 4, **weight}
-    if method == "lolcats":
-        half = max(shape.head_dim // 2, 1)
-        weight = {"linear_weight": 1 / LOLCATS_WINDOW_FACTOR} if weighed else {}
-        return {"features": "hedgehog", "feature_dim": half, **weight}
-    if method == "dof":
-        units = "one" if options.get("features", "prf") == "prf" else "row_max"
-        return {"features": "prf", "window": 0, "units": units}
-    return {"features": method, "window": 0}
+        own = {"features": "np", "ratio": 1 / 16}
+        own |= {"linear_weight": STILL_LINEAR_WEIGHT, "units": STILL_UNITS} if weighed else {}
+    elif method == "lolcats":
+        own = {"features": "hedgehog", "feature_dim": max(shape.head_dim // 2, 1)}
+        own |= {"linear_weight": 1 / LOLCATS_WINDOW_FACTOR} if weighed else {}
+    elif method == "dof":
+        own |= {"features": "prf", "units": "one" if options.get("features", "prf") == "prf" else "row_max"}
+    return LayerPlan(kind="hybrid", **(own | options))
 
 
 def _mechanism_plan(method: str, index: int, shape: LayerShape, options: dict[str, Any]) -> LayerPlan:

@@ -1,7 +1,7 @@
 """The whole conversion of a pretrained model: replacement, attention transfer, fine-tuning, and their quality."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from linattn.convert.adapters import find_adapter
+from linattn.convert.adapters.families import find_adapter
 from linattn.convert.convert import check_model, convert, plan_model
-from linattn.convert.degrees.allocate import taken
-from linattn.convert.degrees.measure import measured, start_features
-from linattn.convert.evaluate.quality import Quality
+from linattn.convert.degrees.measure import MeasuredLayer, allocate, measured, start_features
+from linattn.convert.evaluate.measures import Quality
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.finetune import finetune as learn_adapters
 from linattn.convert.plan import Plan
@@ -21,15 +20,45 @@ from linattn.convert.training.data import Data, Source
 from linattn.convert.training.loop import Batch, Batches, StageOptions, is_main
 from linattn.convert.transfer import LayerCurve, TransferOptions
 from linattn.convert.transfer import transfer as learn_attention
+from linattn.support.config import Config, option
 from linattn.support.extras import need
 from linattn.support.files import write_json
-from linattn.support.options import OptionError, check_folder
+from linattn.support.options import OptionError, check_folder, check_option
 from linattn.support.progress import reported
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
 OnStage = Callable[[str, nn.Module], None]
+
+# Recipes of the papers, as far as the options of the two stages can express them. Each stage reads Alpaca's cleaned
+# instructions twice: 40 M tokens in both together. STILL was built on the code of LoLCATs, and is taken to use the same
+# rates and text. In that code feature maps and the weight of the window share one learning rate: a scale_factor of 1.
+_BOTH = {"batch_size": 8, "clip_norm": 1.0, "tokens": 20_000_000}
+_FIRST = {"loss": "mse", "lr": 1e-2, "scale_factor": 1.0, **_BOTH}
+_SECOND = {"objective": "next_token", "lr": 1e-4, "rank": 8, **_BOTH}
+RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "still": (_FIRST, _SECOND | {"alpha": 8.0}),
+    "lolcats": (_FIRST, _SECOND | {"alpha": 16.0}),
+    # z learns at a rate of 0.02, the logarithm of alpha at ten times that. The authors then train the whole model for
+    # each task, which this fine-tuning stage does not do: it keeps its own options.
+    "dof": ({"loss": "cross_entropy", "lr": 0.02, "scale_factor": 10.0, "batch_size": 128}, {}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Config):
+    """A budget of features that layers of the method ``dof`` share by their degrees of freedom."""
+
+    cost: int | None = option(None, "Mean number of features of a layer; None: the head's dimension.", least=1)
+    clip: int | None = option(
+        None, "Most features of a layer; what it takes from one is saved, not given to others: DoF+Clip of the paper, "
+        "which clips to the head's dimension. None: no limit.", least=1,
+    )  # fmt: skip
+    tolerance: float = option(
+        2**-4, "Of the degrees of freedom, in units of the largest eigenvalue; a smaller one gives more degrees.",
+        above=0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,10 +93,6 @@ class LinearizeReport:
     curves: list[LayerCurve] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     degrees: dict[str, Any] | None = None
-
-    def quality(self, stage: str) -> float | None:
-        """Quality after one stage; None if the stage did not run."""
-        return next((figures.quality for figures in self.stages if figures.name == stage), None)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -110,9 +135,8 @@ def linearize(
             ``linearize_report`` holds what is known so far.
         accelerator: of accelerate, for other devices and several processes.
         method_options: fields of ``linattn.convert.plan.LayerPlan`` that differ from the method's own. The method
-            ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of
-            :class:`linattn.convert.degrees.allocate.Split`: ``cost``, the mean number of features, ``clip`` and
-            ``tolerance``.
+            ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of :class:`Split`: ``cost``,
+            the mean number of features, ``clip`` and ``tolerance``.
 
     Returns:
         The model, with ``linearize_report``.
@@ -126,22 +150,26 @@ def linearize(
         >>> model.linearize_report.plan["layers"]["0"]["window"]
         16
     """
-    stages = _checked(transfer, finetune, text, batches, held_out, folder, accelerator)
-    taken(method, method_options)
+    if text is not None and batches is not None:
+        raise OptionError("text", "and batches are two ways to say the same: give one of them")
+    if folder is not None:
+        check_folder("folder", Path(folder))
+    split, method_options = taken(method, method_options)
     find_adapter(model)  # an unknown family is refused before any text is read
     check_model(model)
+    stages: list[StageOptions] = [stage for stage in (transfer, finetune) if stage is not None]
     data = None
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)
     elif batches is not None:
+        if any(stage.recall_share for stage in stages):
+            raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
         data = Data(lambda _: batches, list(held_out), None)
     if data is None:
         transfer = finetune = None
     else:
         transfer, finetune = (None if stage is None else data.sized(stage) for stage in (transfer, finetune))
-        for stage in (transfer, finetune):
-            if stage is not None:
-                stage.steps_of(stage.length)  # tokens without a length are refused
+    tokens = [_tokens_of(stage) for stage in (transfer, finetune)]  # tokens without a length are refused
     if finetune is not None:
         need("fine-tuning", "peft")  # before the first stage takes its time
         check_targets(model, finetune)
@@ -150,10 +178,13 @@ def linearize(
         model.to(accelerator.device)
     begun, seed = perf_counter(), stages[0].seed if stages else 0
     probe = None if data is None else data.batches(data.sized(stages[0] if stages else TransferOptions()))
-    chosen, degrees = _planned(model, method, layers, method_options, probe)
+    chosen, degrees = _planned(model, method, layers, split, method_options, probe)
     if transfer is not None:
         check_loss(chosen, transfer)
-    report = LinearizeReport(method, chosen.to_dict(), degrees=None if degrees is None else degrees.to_dict())
+    report = LinearizeReport(method, chosen.to_dict())
+    if split is not None and degrees is not None:
+        rows = [{"layer": i, "degrees": each.mean.tolist(), "std": each.std.tolist()} for i, each in degrees.items()]
+        report.degrees = {"tolerance": split.tolerance, "layers": rows}
     quality = Quality(model, data.held_out) if data is not None and data.held_out else None
     report.metric = None if quality is None else quality.metric
 
@@ -170,9 +201,6 @@ def linearize(
             on_stage(name, model)
         begun = perf_counter()
 
-    def under(name: str) -> Path | None:
-        return None if folder is None else Path(folder) / name
-
     done("teacher")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # a resumed run starts from the same features
@@ -180,76 +208,59 @@ def linearize(
     if degrees is not None:
         start_features(model, degrees, seed)
     done("converted")
-    hidden = not (progress and is_main(accelerator))
+
+    def train(name: str, learn: Callable[..., Any], stage: StageOptions, source: Data, **more: Any) -> Any:
+        with reported(name, hidden=not (progress and is_main(accelerator))) as bar:
+            place = None if folder is None else Path(folder) / name
+            return learn(model, source.batches(stage), stage, place, progress=bar, accelerator=accelerator, **more)
+
     if data is not None and transfer is not None:
-        with reported("transfer", hidden=hidden) as bar:
-            report.curves = learn_attention(
-                model, data.batches(transfer), transfer, under("transfer"), held_out=data.held_out, progress=bar,
-                accelerator=accelerator,
-            )  # fmt: skip
+        report.curves = train("transfer", learn_attention, transfer, data, held_out=data.held_out)
         learned = any(curve.losses for curve in report.curves)  # cores without parameters are only measured
-        done("transfer", _tokens_of(transfer) if learned else 0)
+        done("transfer", tokens[0] if learned else 0)
     if data is not None and finetune is not None:
-        with reported("fine-tuning", hidden=hidden) as bar:
-            result = learn_adapters(
-                model, data.batches(finetune), finetune, under("finetune"), progress=bar, accelerator=accelerator
-            )
-        report.losses = result.losses
-        done("finetune", _tokens_of(finetune))
+        report.losses = train("finetune", learn_adapters, finetune, data)
+        done("finetune", tokens[1])
     return model
 
 
 def _planned(
-    model: Any, method: str, layers: Sequence[int] | None, options: dict[str, Any], batches: Batches | None
-) -> tuple[Plan, Any]:
-    """The plan, and the degrees of freedom that it is based on, if any."""
-    split, options = taken(method, options)
+    model: Any, method: str, layers: Sequence[int] | None, split: Split | None, options: dict[str, Any],
+    batches: Batches | None,
+) -> tuple[Plan, dict[int, MeasuredLayer] | None]:  # fmt: skip
+    """The plan, and the degrees of freedom that it is based on, if any: of a layer, the largest of its heads."""
     degrees = None
     if split is not None:
-        shared, head_dim = "feature_dim" not in options, find_adapter(model).sites(model)[0].shape.head_dim
-        options.setdefault("feature_dim", split.without_degrees(head_dim))
+        own = "feature_dim" in options
+        cost = split.cost or find_adapter(model).sites(model)[0].shape.head_dim
+        options.setdefault("feature_dim", min(cost, split.clip or cost))
         if batches is not None:  # also for given dimensions: features start in units of real keys
             numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
             degrees = measured(model, batches, numbers, split.tolerance)
-            if shared:
-                options["feature_dim"] = split.dims(degrees.values(), head_dim)
+            if not own:
+                values = {index: float(each.mean.max()) for index, each in degrees.items()}
+                options["feature_dim"] = allocate(values, cost, clip=split.clip)
     return plan_model(model, method, layers=layers, **options), degrees
 
 
-def _tokens_of(stage: StageOptions) -> int | None:
+def taken(method: str, options: Mapping[str, Any]) -> tuple[Split | None, dict[str, Any]]:
+    """Divide a method's options into the :class:`Split` they ask for and all others; None unless it is ``dof``."""
+    if method != "dof":
+        return None, dict(options)
+    names = {each.name for each in fields(Split)}
+    given = {name: value for name, value in options.items() if name in names and value is not None}
+    for name in ("cost", "clip"):
+        if name in given and "feature_dim" in options:
+            raise OptionError(name, "is for features that layers share, and feature_dim says how many each of them "
+                              "has: give one of the two")  # fmt: skip
+    return Split(**given), {name: value for name, value in options.items() if name not in names}
+
+
+def _tokens_of(stage: StageOptions | None) -> int | None:
     """Number of tokens that a stage trains on; None if it has no length."""
-    return None if stage.length is None else stage.steps_of(stage.length) * stage.batch_size * stage.length
-
-
-def _checked(
-    transfer: object,
-    finetune: object,
-    text: object,
-    batches: object,
-    held_out: object,
-    folder: str | Path | None,
-    accelerator: object,
-) -> list[StageOptions]:
-    """Check the arguments of :func:`linearize` that need no model; returns the stages that are not None."""
-    stages: list[StageOptions] = []
-    for name, stage, kind in (("transfer", transfer, TransferOptions), ("finetune", finetune, FinetuneOptions)):
-        if isinstance(stage, kind):
-            stages.append(stage)
-        elif stage is not None:
-            raise OptionError(name, f"must be {kind.__name__}(...), or None to leave it out, got {stage!r}")
-    if text is not None and batches is not None:
-        raise OptionError("text", "and batches are two ways to say the same: give one of them")
-    if batches is not None and not callable(batches):
-        raise OptionError("batches", f"must be a function of a step's number, got {type(batches).__name__}")
-    if batches is None and held_out:
-        raise OptionError("held_out", "goes with batches; of a text the last tenth is held out by itself")
-    if batches is not None and any(stage.recall_share for stage in stages):
-        raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
-    if folder is not None:
-        check_folder("folder", Path(folder))
-    if accelerator is not None and not hasattr(accelerator, "device"):
-        raise OptionError("accelerator", f"must be an Accelerator of accelerate, or None, got {accelerator!r}")
-    return stages
+    if stage is None or (stage.length is None and stage.tokens is None):
+        return None
+    return stage.steps_of(stage.length) * stage.batch_size * (stage.length or 0)
 
 
 def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
@@ -258,7 +269,7 @@ def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
     known = {name.rpartition(".")[2] for name, module in named if getattr(module, "weight", None) is not None}
     for target in finetune.targets or ():
         if target not in known:
-            usual = ", ".join(find_adapter(model).lora_targets)
+            usual = ", ".join(find_adapter(model).projections)
             raise OptionError("targets", f"must be names of the model's projections ({usual}, ...), got {target!r}")
 
 
@@ -278,3 +289,37 @@ def check_loss(plan: Plan, transfer: TransferOptions) -> None:
     gated = [index for index, layer in plan.layers.items() if layer.gate]
     if transfer.loss == "cross_entropy" and gated:
         raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")
+
+
+def paper_stages(method: str) -> dict[str, Any]:
+    """The arguments ``transfer`` and ``finetune`` of ``linearize`` that follow the paper of a method.
+
+    These learning rates fall by a cosine; LoLCATs and STILL divide theirs by 10 when the loss stops falling.
+    ``docs/linearize.md`` lists the other differences.
+
+    Example:
+        >>> stages = paper_stages("lolcats")
+        >>> stages["transfer"].lr, stages["finetune"].lr, stages["finetune"].alpha, stages["finetune"].objective
+        (0.01, 0.0001, 16.0, 'next_token')
+    """
+    first, second = with_recipe("paper", method, {}, {})
+    return {"transfer": TransferOptions(**first), "finetune": FinetuneOptions(**second)}
+
+
+def with_recipe(recipe: str, method: str, *given: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Fields of both stages from a recipe, except for those ``given``; the recipe ``""`` has none.
+
+    Example:
+        >>> with_recipe("paper", "still", {"lr": 1e-3, "steps": 5}, {})[0]["lr"]
+        0.001
+    """
+    if not recipe:
+        return given
+    check_option("recipe", recipe, ("paper",))
+    if method not in RECIPES:
+        raise OptionError("recipe", f"paper exists for the methods {', '.join(RECIPES)}, got method {method!r}")
+    # If steps are given, the recipe's tokens are dropped: they would take precedence.
+    return tuple(
+        {name: value for name, value in own.items() if not (name == "tokens" and "steps" in fields)} | fields
+        for own, fields in zip(RECIPES[method], given, strict=True)
+    )

@@ -6,7 +6,7 @@ that of the teacher and of one layer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from linattn.convert.layer.attention import Observation, Observer, linearized_layers, observing
+from linattn.convert.convert import Observation, Observer, linearized_layers, observing
 from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_eval, in_fp32, shared
-from linattn.convert.training.losses import output_error, relative_error, row_divergence
+from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import model_digest
 from linattn.support.config import option
 from linattn.support.progress import Report
@@ -40,10 +40,6 @@ class TransferOptions(StageOptions):
     )
     # Each of these scales moves a whole head, and may have orders of magnitude to go.
     scale_factor: float = option(10.0, "Factor of the learning rate for scales learned as logarithms.", above=0)
-    layers_per_round: int | None = option(
-        None, "Layers that learn at the same time; the teacher stops after the last of them.", least=1,
-        default_text="all",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ def transfer(
     Args:
         model: a model converted by ``linattn.convert.convert``; its cores are trained, and stay, in fp32.
         batches: see ``linattn.convert.training.loop``.
-        folder: for this stage alone; finished rounds and checkpoints are written there. None: nothing is written.
+        folder: for this stage alone; checkpoints and the result are written there. None: nothing is written.
         held_out: batches to measure errors on.
         progress: called with the steps done, the steps in all, and words.
         accelerator: of accelerate, for several processes that share the batches, or for another device than the
@@ -89,68 +85,37 @@ def transfer(
         ResumeError: the folder holds another run; says what differs.
         UnstableError: a loss is not finite; says where.
     """
-    options = options or TransferOptions()
-    layers = linearized_layers(model)
-    if not layers:
+    if not linearized_layers(model):
         raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
-    for layer in layers.values():
+    for layer in linearized_layers(model).values():
         in_fp32(layer.core)
-    numbers = list(layers)
-    size = options.layers_per_round or len(numbers)
-    rounds = [numbers[first : first + size] for first in range(0, len(numbers), size)]
-    curves: list[LayerCurve] = []
+    around = {"batches": batches, "folder": folder, "progress": progress, "accelerator": accelerator}
     with in_eval(model):
-        for index, chosen in enumerate(rounds):
-            place = None if folder is None else Path(folder) / f"round-{index:03d}"
-            around = {"batches": batches, "folder": place, "accelerator": accelerator}
-            report = _within(progress, index, len(rounds))
-            curves += _Round(model, chosen, options, held_out, progress=report, **around).curves()
-    return curves
+        run = _Transfer(model, options or TransferOptions(), held_out, **around)
+        with _learning(run.parts), _stopping(model, run.learn) as run.teacher:
+            return [LayerCurve(**curve) for curve in run.go({"cores": model_digest(run.parts)})["curves"]]
 
 
-def _within(progress: Report | None, index: int, rounds: int) -> Report | None:
-    """Report the progress of one round as part of all rounds."""
-    if progress is None or rounds == 1:
-        return progress
-    return lambda done, steps, words: progress(index * steps + done, rounds * steps, words)
-
-
-class _Round(StageRun):
-    """Trains some layers; each is a part with an optimiser of its own."""
+class _Transfer(StageRun):
+    """The loop of this stage; each layer is a part with an optimiser of its own."""
 
     number = 0
     options: TransferOptions
+    teacher: Callable[[Batch], None]
 
-    def __init__(
-        self, model: nn.Module, numbers: Sequence[int], options: TransferOptions, held_out: Sequence[Batch], **more: Any
-    ) -> None:
-        layers = linearized_layers(model)
-        self.layers = {number: layers[number] for number in numbers}
-        super().__init__(model, {str(n): layer.core for n, layer in self.layers.items()}, options, **more)
-        self.held_out = held_out
+    def __init__(self, model: nn.Module, options: TransferOptions, held_out: Sequence[Batch], **around: Any) -> None:
+        self.layers, self.held_out = linearized_layers(model), held_out
+        super().__init__(model, {str(n): layer.core for n, layer in self.layers.items()}, options, **around)
+        self.before = transfer_errors(model, held_out) if held_out else {}
         self._newest: dict[int, Tensor] = {}
-        self._forward: Callable[[Batch], None]
-
-    def curves(self) -> list[LayerCurve]:
-        """Train, or resume training; returns what each layer learned."""
-        identity = {"layers": list(self.layers), "cores": model_digest(self.parts)}
-        with _learning(self.parts), _stopping(self.model, self._learn, max(self.layers)) as self._forward:
-            return [LayerCurve(**curve) for curve in self.go(identity)["curves"]]
-
-    def begin(self) -> None:
-        if self.held_out:
-            self.memory = {"before": transfer_errors(self.model, self.held_out, list(self.layers))}
 
     def step(self) -> Tensor:
-        self._newest.clear()
-        self._forward(self.batch())
+        self.teacher(self.batch())
         return torch.stack([self._newest[number] for number in self.layers])
 
-    def _learn(self, seen: Observation) -> None:
+    def learn(self, seen: Observation) -> None:
         """One layer's whole step while the teacher waits; only the new weights outlive the call."""
-        layer, name = self.layers.get(seen.layer_idx), str(seen.layer_idx)
-        if layer is None:
-            return
+        layer, name = self.layers[seen.layer_idx], str(seen.layer_idx)
         with torch.set_grad_enabled(name in self.optimizers):
             if self.options.loss == "mse":
                 loss = unless_exact(relative_error(layer.core, seen), seen.output.dtype)
@@ -166,14 +131,13 @@ class _Round(StageRun):
         return f"loss {sum(losses) / len(losses):.4f}, worst {losses[worst]:.4f} in layer {list(self.layers)[worst]}"
 
     def result(self) -> dict[str, Any]:
-        after = transfer_errors(self.model, self.held_out, list(self.layers)) if self.held_out else {}
-        before, curves = self.memory.get("before", {}), []
+        after = transfer_errors(self.model, self.held_out) if self.held_out else {}
+        curves = []
         for place, number in enumerate(self.layers):
             losses = [row[place] for row in self.losses()]
-            last = losses[-max(1, len(losses) // 10) :]
-            first = losses[0] if losses else float("nan")
-            mean = sum(last) / len(last) if last else float("nan")
-            curves.append(asdict(LayerCurve(number, before.get(number, first), after.get(number, mean), losses)))
+            last = losses[-max(1, len(losses) // 10) :] or [float("nan")]
+            first, mean = (losses or last)[0], sum(last) / len(last)
+            curves.append(asdict(LayerCurve(number, self.before.get(number, first), after.get(number, mean), losses)))
         return {"curves": curves}
 
 
@@ -186,34 +150,29 @@ def unless_exact(loss: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(loss.detach() > floor, loss, loss * 0)
 
 
-def transfer_errors(
-    model: nn.Module, batches: Iterable[Batch], layers: Sequence[int] | None = None
-) -> dict[int, float]:
+def transfer_errors(model: nn.Module, batches: Iterable[Batch]) -> dict[int, float]:
     """For each layer, the share of the teacher's output that it misses: ``sum |error|^2 / sum |output|^2``."""
-    cores = linearized_layers(model)
-    chosen = list(cores if layers is None else layers)
-    sums: dict[int, Tensor] = {}
+    layers, sums = linearized_layers(model), dict[int, Tensor]()
 
+    @torch.no_grad()
     def observe(seen: Observation) -> None:
-        if seen.layer_idx in chosen:
-            with torch.no_grad():
-                parts = torch.stack(output_error(cores[seen.layer_idx].core, seen)).double().sum(1)
-            sums[seen.layer_idx] = sums.get(seen.layer_idx, 0) + parts
+        parts = torch.stack(output_error(layers[seen.layer_idx].core, seen)).double().sum(1)
+        sums[seen.layer_idx] = sums.get(seen.layer_idx, 0) + parts
 
-    device = next(model.parameters()).device
-    with in_eval(model), _stopping(model, observe, max(chosen)) as run:
+    with in_eval(model) as device, _stopping(model, observe) as run:
         for batch in batches:
-            run(shared(batch, device, None))
-    return {number: float(sums[number][0] / sums[number][1]) for number in chosen}
+            run(shared(batch, device))
+    return {number: float(sums[number][0] / sums[number][1]) for number in layers}
 
 
 class PassedLayerError(Exception):
-    """Raised after the last layer of interest, to skip the rest of the forward pass."""
+    """Raised after the last converted layer, to skip the rest of the forward pass."""
 
 
 @contextmanager
-def _stopping(model: nn.Module, observe: Observer, last: int) -> Iterator[Callable[[Batch], None]]:
-    """Yield a call of the model, without gradients, that shows layers to ``observe`` and ends after layer ``last``."""
+def _stopping(model: nn.Module, observe: Observer) -> Iterator[Callable[[Batch], None]]:
+    """Yield a call of the model, without gradients, that shows layers to ``observe`` and ends after the last."""
+    last = max(linearized_layers(model))
 
     def look(seen: Observation) -> None:
         observe(seen)
@@ -221,11 +180,8 @@ def _stopping(model: nn.Module, observe: Observer, last: int) -> Iterator[Callab
             raise PassedLayerError
 
     def run(batch: Batch) -> None:
-        try:
-            with torch.no_grad():
-                call(model, batch)
-        except PassedLayerError:
-            pass
+        with suppress(PassedLayerError), torch.no_grad():
+            call(model, batch)
 
     with observing(model, look):
         yield run
@@ -242,3 +198,58 @@ def _learning(cores: nn.Module) -> Iterator[None]:
         for parameter, wanted in before:
             parameter.requires_grad_(wanted)
             parameter.grad = None
+
+
+def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
+    """``sum |student - teacher|^2`` and ``sum |teacher|^2`` of one layer's heads over real tokens, ``(B,)`` each."""
+    teacher = wide(seen.output)
+    difference = wide(core(seen.q, seen.k, seen.v, x=seen.x, key_mask=seen.key_mask)) - teacher
+    if seen.key_mask is not None:
+        hidden = ~seen.key_mask[:, None, :, None]
+        difference, teacher = difference.masked_fill(hidden, 0), teacher.masked_fill(hidden, 0)
+    return difference.square().sum((1, 2, 3)), teacher.square().sum((1, 2, 3))
+
+
+def relative_error(core: nn.Module, seen: Observation) -> Tensor:
+    """The share of the teacher's output that the student misses: 0 is exact, 1 is as bad as no output at all.
+
+    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share. It is
+    a mean over rows, so that processes that share the rows each compute a part of the loss.
+    """
+    difference, size = output_error(core, seen)
+    return (difference / size.clamp_min(torch.finfo(size.dtype).tiny)).mean()
+
+
+def row_divergence(core: nn.Module, seen: Observation, *, causal: bool) -> Tensor:
+    """``mean_t sum_s p_ts log(p_ts / w_ts)``: cross-entropy of the rows of weights, less the entropy of softmax itself.
+
+    The student's weights w are its outputs for values that are unit vectors, which is right for any attention that is
+    linear in its values. Takes ``T^2`` numbers for each head.
+    """
+    B, H_kv, T, _ = seen.k.shape
+    units = torch.eye(T, dtype=seen.v.dtype, device=seen.v.device).expand(B, H_kv, T, T)
+    student = wide(core(seen.q, seen.k, units, x=seen.x, key_mask=seen.key_mask))
+    group = seen.q.shape[1] // H_kv
+    logits = wide(seen.q) @ wide(seen.k).repeat_interleave(group, 1).mT * seen.q.shape[-1] ** -0.5
+    visible = torch.ones(T, T, dtype=torch.bool, device=logits.device)
+    visible = (visible.tril() if causal else visible)[None, None]
+    if seen.key_mask is not None:
+        visible = visible & seen.key_mask[:, None, None]
+    log_teacher = logits.masked_fill(~visible, float("-inf")).log_softmax(-1)
+    smallest = torch.finfo(student.dtype).tiny
+    terms = log_teacher.exp() * (log_teacher - student.clamp_min(smallest).log())
+    rows = terms.masked_fill(~visible, 0).sum(-1)
+    return real_mean(rows, None if seen.key_mask is None else seen.key_mask[:, None].expand_as(rows))
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in fp32 at least."""
+    return x.to(compute_dtype(x))
+
+
+def real_mean(rows: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of rows over real tokens, where the mask is one of these rows."""
+    if mask is None or mask.shape != rows.shape:
+        return rows.mean()
+    real = mask.bool()
+    return rows.masked_fill(~real, 0).sum() / real.sum()

@@ -9,17 +9,21 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.convert.adapters.timm import KNOWN, TABLE, BeitAttention, TimmAttention, class_path, pair
-from linattn.convert.layer.attention import ReplacedAttention
-from linattn.convert.layer.scores import attend_with_scores, has_scores
+from linattn.convert.convert import ReplacedAttention
 from linattn.layers.attention import Attention
 from linattn.layers.attention_options import check_mechanism_options
 from linattn.layers.plane import mechanism_plane, prefix_option
 from linattn.mechanisms.mirror import Mirror
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
-from linattn.ops.shared.call import check_choice
+from linattn.mechanisms.softmax import Softmax
+from linattn.mechanisms.zeros_softmax import ZerosSoftmax
+from linattn.ops.shared.call import check_choice, compute_dtype, without_autocast
+
+HIDDEN = -50.0  # Swin hides a key by a bias of -100: keys with a bias below this are hidden
 
 
 @dataclass
@@ -63,16 +67,13 @@ class Planes:
     watched, since the same number of tokens may be 4 x 4 or 2 x 8. If tokens were dropped, there is no plane.
     """
 
-    def __init__(self, patch_embed: Any = None, dynamic: bool = False) -> None:
-        self.patch_embed, self.dynamic = patch_embed, dynamic
+    def __init__(self, host: Any) -> None:
+        self.patch_embed = getattr(host, "patch_embed", None)
+        self.dynamic = bool(getattr(host, "dynamic_img_size", False))
         self.seen: dict[int, tuple[int, int]] = {}
 
-    def watch(self) -> None:
-        """Start to record planes; only models for images of any size need it."""
-        if self.dynamic:
-            self.patch_embed.register_forward_pre_hook(self._note)
-
-    def _note(self, patch_embed: Any, inputs: tuple[Any, ...]) -> None:
+    def note(self, patch_embed: Any, inputs: tuple[Any, ...]) -> None:
+        """Forward pre-hook of a model for images of any size."""
         height, width = patch_embed.dynamic_feat_size(inputs[0].shape[-2:])
         self.seen[height * width] = (height, width)
 
@@ -106,16 +107,17 @@ class ConvertedAttention(ReplacedAttention):
     adapter: TimmAttention
     proj: Any
     num_heads: int
+    mechanism: Any
     relative_position_bias_table: Any
 
     def __init__(self, old: nn.Module, adapter: TimmAttention, plan: VisionPlan) -> None:
         super().__init__(old, adapter)
         self.plan, self.dropped = plan, dict[str, str]()
         self.num_kv_heads = int(getattr(old, "num_kv_heads", old.num_heads))  # type: ignore[arg-type]
-        self.head_dim = int(getattr(old, "head_dim", 0)) or self.proj.weight.shape[1] // self.num_heads
+        weight = self.proj.weight
+        self.head_dim = int(getattr(old, "head_dim", 0)) or weight.shape[1] // self.num_heads
         self.num_prefix_tokens = int(getattr(old, "num_prefix_tokens", plan.num_prefix_tokens))
         self.own_prefix = self.num_prefix_tokens if adapter.prefixed else 0
-        weight = self.proj.weight
         with torch.device(weight.device):
             mechanism = create_mechanism(
                 plan.mechanism, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_kv_heads,
@@ -124,30 +126,26 @@ class ConvertedAttention(ReplacedAttention):
             ).to(weight.dtype)  # fmt: skip
         self._modules.pop("mechanism", None)  # that of a layer that was converted before
         self.mechanism = mechanism.train(self.training)
+        self.has_scores = isinstance(mechanism, Softmax | ZerosSoftmax)  # which a bias or a mask can be added to
         adapter.check(self)
         if not self.has_scores:
             for name, what in adapter.biases.items():
                 self.drop(name, f"{what} is added to scores, and {plan.mechanism} has none")
-            if (rate := self._drop_rate) > 0:
+            if (rate := self.drop_rate) > 0:
                 self.dropped["attn_drop"] = f"dropout {rate:g} is of weights, and {plan.mechanism} never has them"
 
     def drop(self, name: str, why: str) -> None:
         """Remove a part and record why, if the layer has it."""
         part = getattr(self, name, None)
-        if part is None:
-            return
         if isinstance(part, nn.Module):
             self.dropped |= {f"{name}.{own}": why for own, _ in part.named_parameters()}
         elif isinstance(part, nn.Parameter):
             self.dropped[name] = why
-        setattr(self, name, None)
+        if part is not None:
+            setattr(self, name, None)
 
     @property
-    def has_scores(self) -> bool:
-        return has_scores(self.mechanism)
-
-    @property
-    def _drop_rate(self) -> float:
+    def drop_rate(self) -> float:
         return float(getattr(getattr(self, "attn_drop", None), "p", 0.0))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -155,32 +153,32 @@ class ConvertedAttention(ReplacedAttention):
         return self.adapter.merge(self, self.adapter.attend(self, x, **named), **named)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        *,
-        bias: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, bias: Tensor | None = None,
+        key_mask: Tensor | None = None, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
         spatial_shape: tuple[int, int] | None = None,
-    ) -> Tensor:
-        """Heads ``(B, H, T, D)``; ``bias`` broadcasts to ``(B, H, Tq, Tk)``.
+    ) -> Tensor:  # fmt: skip
+        """Heads ``(B, H, T, D)``; ``bias`` broadcasts to ``(B, H, Tq, Tk)`` and is added to the scores.
 
         ``rotate`` turns q and k or, with ``rotary="features"``, the features that the mechanism makes of them.
         """
-        dropout = self._drop_rate if self.training else 0.0
+        dropout = self.drop_rate if self.training else 0.0
         with_scores = self.has_scores and (bias is not None or dropout > 0)
         if rotate is not None and (self.plan.rotary == "inputs" or with_scores):
             q, k = rotate(q, k)
             rotate = None
         q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations may widen them under autocast
-        if with_scores:
-            return attend_with_scores(self.mechanism, q, k, v, x=x, bias=bias, dropout=dropout, key_mask=key_mask)
-        plane = mechanism_plane(self.mechanism, spatial_shape, self.own_prefix)
-        own = x if self.mechanism.info.uses_input else None
-        return self.mechanism(q, k, v, x=own, key_mask=key_mask, rotate=rotate, spatial_shape=plane)
+        if not with_scores:
+            plane = mechanism_plane(self.mechanism, spatial_shape, self.own_prefix)
+            own = x if self.mechanism.info.uses_input else None
+            return self.mechanism(q, k, v, x=own, key_mask=key_mask, rotate=rotate, spatial_shape=plane)
+        if key_mask is not None:
+            hidden = torch.zeros_like(key_mask, dtype=q.dtype).masked_fill(~key_mask, -torch.inf)[:, None, None]
+            bias = hidden if bias is None else bias + hidden
+        bias = None if bias is None else bias.to(q.dtype)
+        if isinstance(self.mechanism, ZerosSoftmax):
+            return biased_zeros(self.mechanism, q, k, v, x, bias, dropout)
+        grouped, scale = self.num_heads != self.num_kv_heads, self.mechanism.scale
+        return F.scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale, enable_gqa=grouped)
 
     def plane(self, length: int) -> tuple[int, int] | None:
         """The plane of ``length`` tokens, prefix tokens included, for models that do not pass it to their layers."""
@@ -193,6 +191,29 @@ class ConvertedAttention(ReplacedAttention):
 
             WindowAttention.set_window_size(self, pair(window_size))  # type: ignore[arg-type]
         self.window_size: Any = pair(window_size)
+
+
+def biased_zeros(
+    mechanism: ZerosSoftmax, q: Tensor, k: Tensor, v: Tensor, x: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """ZeroS-SM by its formula, for logits ``z = q.k / sqrt(D) + bias`` and the keys that the bias does not hide.
+
+    ``w = gh softmax(z) + ((g1 - gh) (z - mean z) + (g0 - gh)) / N``; with all gates at 1 this is biased softmax.
+    """
+    dtype, out_dtype = compute_dtype(q, k, v), v.dtype
+    g1, gh, g0 = mechanism.gates(x)
+    with without_autocast(q):
+        group = mechanism.num_heads // mechanism.num_kv_heads
+        q, k, v = (t.to(dtype) for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+        z = q @ k.mT * mechanism.head_dim**-0.5
+        seen = torch.ones_like(z[:, :1, :1])
+        if bias is not None:
+            z, seen = z + bias, (bias > HIDDEN).to(dtype)
+        count = seen.sum(-1, keepdim=True).clamp(min=1)
+        scores = torch.where(seen > 0, z, 0.0)
+        centred = scores - (scores * seen).sum(-1, keepdim=True) / count
+        weights = gh * z.softmax(-1) + seen * ((g1 - gh) * centred + (g0 - gh)) / count
+        return (F.dropout(weights, dropout, training=dropout > 0) @ v).to(out_dtype)
 
 
 def convert(
@@ -243,13 +264,16 @@ def convert(
     check_mechanism_options(mechanism_options)
     found: dict[str, Any] = {name: own for name, own in model.named_modules() if name and adapter_of(own) is not None}
     chosen = _chosen(list(found), layers)
-    _refuse_unknown(model, list(found), chosen, everything=layers is None)
-    plan = VisionPlan(mechanism, dict(mechanism_options), impl, rotary, reduction, *_tokens_of(model))
+    _refuse_unknown(model, list(found), complete=bool(found) and layers is not None)
+    hosts = (own for own in model.modules() if isinstance(getattr(own, "num_prefix_tokens", None), int))
+    host: Any = next((own for own in hosts if hasattr(own, "patch_embed")), None)
+    plan = VisionPlan(
+        mechanism, mechanism_options, impl, rotary, reduction, getattr(host, "num_prefix_tokens", 0), Planes(host)
+    )
     new = {}
     for name in chosen:
-        if not (isinstance(found[name], ConvertedAttention) and found[name].plan == plan):
-            adapter = adapter_of(found[name])
-            assert adapter is not None
+        adapter = adapter_of(found[name])
+        if adapter is not None and getattr(found[name], "plan", None) != plan:
             new[name] = ConvertedAttention(found[name], adapter, plan)
     if not new:
         raise ValueError(f"nothing to change: all {len(chosen)} layers asked for have {mechanism} with these options")
@@ -259,7 +283,8 @@ def convert(
         model.set_submodule(name, layer)
         _note(report, name, found[name], layer)
     report.dropped |= _drop_shared_bias(model)
-    plan.planes.watch()
+    if plan.planes.dynamic:
+        host.patch_embed.register_forward_pre_hook(plan.planes.note)
     return Converted(model, report)
 
 
@@ -271,8 +296,6 @@ def adapter_of(module: nn.Module) -> TimmAttention | None:
 def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
     if layers is None:
         return names
-    if isinstance(layers, str) or not isinstance(layers, Sequence):
-        raise TypeError(f"layers must be a list of numbers or patterns of names, or None, got {layers!r}")
     picked: set[str] = set()
     for item in layers:
         if isinstance(item, str):
@@ -287,37 +310,26 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
     return [name for name in names if name in picked]
 
 
-def _refuse_unknown(model: nn.Module, found: list[str], chosen: list[str], everything: bool) -> None:
-    inside = tuple(f"{name}." for name in found)
-    others = {
-        class_path(module): name
-        for name, module in model.named_modules()
-        if _looks_like_attention(module) and name not in found and not name.startswith(inside)
-    }
-    if chosen and not (everything and others):
+def _refuse_unknown(model: nn.Module, found: list[str], complete: bool) -> None:
+    """Raise if there is no attention, or more than the adapters know, unless the layers were named.
+
+    Attention is what has weights and is named like it, or a block with its projections inside.
+    """
+    others = {}
+    for name, module in model.named_modules():
+        kind, parts = type(module).__name__.lower(), module._modules.keys()
+        called = ("attn" in kind or "attention" in kind) and "pool" not in kind
+        inline = kind.endswith("block") and bool(parts & {"qkv", "in_proj"})
+        weighted = next(module.parameters(), None) is not None
+        if (called or inline) and weighted and not any(f"{name}.".startswith(f"{own}.") for own in found):
+            others[class_path(module)] = name
+    if complete or (found and not others):
         return
     what = "; ".join(f"{kind} ({name or 'the model itself'})" for kind, name in others.items())
-    hint = "; layers=[...] converts the known ones alone" if chosen else ""
+    hint = "; layers=[...] converts the known ones alone" if found else ""
     raise ValueError(
         f"{type(model).__name__} has {what or 'no attention'}, which is not known here. Known: {', '.join(KNOWN)}{hint}"
     )
-
-
-def _looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module with weights is named like attention, or is a block with attention's projections inside."""
-    name = type(module).__name__.lower()
-    called = ("attn" in name or "attention" in name) and "pool" not in name
-    inline = name.endswith("block") and ("qkv" in module._modules or "in_proj" in module._modules)
-    return (called or inline) and next(module.parameters(), None) is not None
-
-
-def _tokens_of(model: nn.Module) -> tuple[int, Planes]:
-    """The number of tokens before the plane, and the planes."""
-    for module in model.modules():
-        count = getattr(module, "num_prefix_tokens", None)
-        if isinstance(count, int) and hasattr(module, "patch_embed"):
-            return count, Planes(module.patch_embed, bool(getattr(module, "dynamic_img_size", False)))
-    return 0, Planes()
 
 
 def _note(report: ConversionReport, name: str, old: Any, new: ConvertedAttention) -> None:
@@ -328,8 +340,8 @@ def _note(report: ConversionReport, name: str, old: Any, new: ConvertedAttention
         (report.kept if id(value) in own else report.initialised).append(f"{name}.{parameter}")
     report.dropped |= {f"{name}.{part}": why for part, why in new.dropped.items()}
     if isinstance(old, ConvertedAttention):
-        for part, _ in old.mechanism.named_parameters():
-            report.dropped[f"{name}.mechanism.{part}"] = f"it was {before}'s own"
+        gone = [part for part, _ in old.mechanism.named_parameters()]
+        report.dropped |= {f"{name}.mechanism.{part}": f"it was {before}'s own" for part in gone}
 
 
 def _drop_shared_bias(model: nn.Module) -> dict[str, str]:
@@ -393,13 +405,12 @@ def _before_reflection(layer: Attention | ConvertedAttention) -> str:
 def _fold(layer: Any) -> None:
     mirror = layer.mechanism
     for_q, for_k = mirror.reflection_matrix(), mirror.reflection_matrix(keys=True)
-    n = for_q.shape[0]
+    n, m = for_q.shape[0], for_k.shape[0]
     if getattr(layer, "qkv", None) is not None:
-        places = [(layer.qkv, slice(0, n), for_q), (layer.qkv, slice(n, 2 * n), for_k)]
-    elif getattr(layer, "kv", None) is not None:
-        places = [(layer.q, slice(0, n), for_q), (layer.kv, slice(0, n), for_k)]
+        places = [(layer.qkv, slice(0, n), for_q), (layer.qkv, slice(n, n + m), for_k)]
     else:
-        places = [(layer.q_proj, slice(0, n), for_q), (layer.k_proj, slice(0, for_k.shape[0]), for_k)]
+        q, k = (layer.q, layer.kv) if getattr(layer, "kv", None) is not None else (layer.q_proj, layer.k_proj)
+        places = [(q, slice(0, n), for_q), (k, slice(0, m), for_k)]
     rows = [(own[part], matrix) for p, part, matrix in places for own in (p.weight, p.bias) if own is not None]
     biases = ((getattr(layer, "q_bias", None), for_q), (getattr(layer, "k_bias", None), for_k))
     for own, matrix in rows + [(bias, matrix) for bias, matrix in biases if bias is not None]:

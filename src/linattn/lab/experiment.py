@@ -1,18 +1,17 @@
 """An experiment: a config with the cases it stands for, how one is measured, and what its page shows."""
 
 import csv
-import importlib.util
 import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from linattn.lab.cases import Outcome, Where, Work, run_cases
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Outcome, Where, Work, run_cases
 from linattn.lab.screen import Screen
 from linattn.support.config import Config, as_json, option
 from linattn.support.files import write_atomically
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from linattn.lab.page import Section
 
-RIGHT, FAILED, INTERRUPTED = 0, 1, 130
+RIGHT, FAILED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +54,6 @@ class Experiment(Machine):
 
     name: ClassVar[str] = ""
     """The name of its folder below ``runs`` and of its file in ``results``."""
-    fresh: ClassVar[bool] = False
-    """Whether each case needs a process of its own."""
 
     def cases(self) -> list[dict[str, Any]]:
         """What is to be measured, each with all that its result depends on."""
@@ -74,7 +71,7 @@ class Experiment(Machine):
     def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
         """The columns and rows that are printed at the end; by default all values that are no lists."""
         names = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, list | dict)))
-        return names, [[row.get(name) for name in names] for row in rows]
+        return names, [[f"{v:.4g}" if isinstance(v := row.get(name), float) else v for name in names] for row in rows]
 
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """What the rows show, printed and at the head of the page."""
@@ -92,71 +89,73 @@ class Experiment(Machine):
     def folder(self) -> Path:
         return self.output or Path("runs") / self.name
 
-    def outcomes(self, screen: Screen, cases: Sequence[Case] | None = None) -> list[Outcome]:
-        """Measure the cases, or those given, that are not yet in the folder."""
-        here = self.where == "processes" and self.at_a_time() == 1 and not self.fresh
-        return run_cases(
-            self.cases() if cases is None else cases,
-            type(self).measure,
-            self.folder / "cases",
-            where="here" if here else self.where,
-            jobs=self.at_a_time(),
-            fresh=self.fresh,
-            title=self.title,
-            screen=screen,
-        )
+    def outcomes(self, screen: Screen, cases: Sequence[Case], **rules: Any) -> list[Outcome]:
+        """Measure the cases that are not yet in the folder; ``rules`` are those of ``run_cases``."""
+        here = self.where == "processes" and self.at_a_time() == 1
+        usual = {"where": "here" if here else self.where, "jobs": self.at_a_time()}
+        return run_cases(cases, self.measure, self.folder / "cases", title=self.title, screen=screen, **usual | rules)
 
     def run(self, screen: Screen) -> int:
         """The command: measure, save, print a table, write the page. Run again, it goes on where it stopped."""
         check_folder("output", self.folder)
-        outcomes = self.outcomes(screen)
+        outcomes = self.outcomes(screen, self.cases())
         meta = describe_run(self.place()) | {"experiment": self.name, "config": self.values(affecting=True)}
         rows = [row for outcome in outcomes for row in outcome.rows()]
-        save_results(self.folder / "results.json", meta, rows)
         right = [row for row in rows if not row.get("error")]
+        self.show(screen, meta, rows, right, self.sentences(right))
+        wrong = self.wrong(right)
+        for sentence in wrong:
+            screen.warn(sentence)
+        return FAILED if wrong or len(right) < len(rows) else RIGHT
+
+    def show(
+        self,
+        screen: Screen,
+        meta: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        right: Sequence[Mapping[str, Any]],
+        sentences: Sequence[str],
+    ) -> None:
+        """Save the rows, print a table of the right ones and the sentences, and write the page."""
+        save_results(self.folder / "results.json", meta, rows)
         screen.table(self.name, *self.table(right))
-        for sentence in self.sentences(right):
+        for sentence in sentences:
             screen.say(sentence)
         screen.result({"meta": meta, "rows": rows})
         page = self.write_page(meta, right)
         screen.say(f"page: {page}" if page else f"results: {self.folder / 'results.json'}")
-        for sentence in self.wrong(right):
-            screen.warn(sentence)
-        return FAILED if len(right) < len(rows) or self.wrong(right) else RIGHT
 
     def write_page(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path | None:
         """The page of results, where what draws it is installed."""
-        if not all(map(importlib.util.find_spec, ("pandas", "jinja2", "matplotlib"))):
+        if not all(map(find_spec, ("pandas", "jinja2", "matplotlib"))):
             return None
-        import pandas
-
         from linattn.lab.page import write_page
 
+        return write_page(self.folder / "report.html", *self.page(meta, rows))
+
+    def page(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+        """What ``write_page`` shows: the title, sections, ``meta``, and what leads to them."""
+        from pandas import DataFrame
+
         title = (inspect.getdoc(type(self)) or self.name).split("\n", 1)[0].rstrip(".")
-        sections = self.figures(pandas.DataFrame(rows), meta)
-        return write_page(self.folder / "report.html", title, sections, meta, " ".join(self.sentences(rows)))
+        return title, self.figures(DataFrame(rows), meta), meta, "", " ".join(self.sentences(rows))
 
 
 def save_results(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Results as JSON with one line a row, and as CSV beside it."""
-    lines = ",\n".join(json.dumps(as_json(row)) for row in rows)
+    """Results as JSON with one line a row, and the rows as CSV beside it: what a row lacks stays empty."""
+    rows = [as_json(row) for row in rows]
+    lines = ",\n".join(map(json.dumps, rows))
     text = f'{{"meta": {json.dumps(as_json(meta))},\n"rows": [\n{lines}\n]}}\n'
     write_atomically(path, lambda temporary: temporary.write_text(text))
-    save_csv(path.with_suffix(".csv"), rows)
-
-
-def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as CSV; what a row lacks stays empty, and lists are JSON."""
-    names = list(dict.fromkeys(key for row in rows for key in row))
 
     def write(temporary: Path) -> None:
         with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
-            writer.writerows({key: json.dumps(as_json(value)) if isinstance(value, list | dict) else value
-                              for key, value in row.items()} for row in rows)  # fmt: skip
+            for row in rows:
+                writer.writerow({k: json.dumps(v) if isinstance(v, list | dict) else v for k, v in row.items()})
 
-    write_atomically(path, write)
+    write_atomically(path.with_suffix(".csv"), write)
 
 
 def load_results(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from linattn.lab.screen import Screen
-from linattn.lab.train.computing import Precision
+from linattn.lab.train.config import Precision
 from linattn.support.config import Config, option
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_device

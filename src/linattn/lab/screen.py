@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,37 +13,25 @@ from rich.table import Table
 
 from linattn.support.config import as_json
 
+Draw = Callable[[float, str], None]
 WIDTH = 140  # of tables that are piped
 SECONDS_BETWEEN_LINES = 10.0  # of progress that is piped into a file
 
 
 class Bar:
-    """Progress of long work: a bar in a terminal, else a line now and then; nothing where a command is quiet."""
+    """Progress of long work: drawn by ``draw``, else a line now and then on ``console``, if there is one."""
 
-    def __init__(self, total: float, console: Console | None) -> None:
-        self.total, self.done, self._console, self._said = total, 0.0, console, time.monotonic()
-        self._bar: Progress | None = None
-        if console is not None and console.is_terminal:
-            self._bar = Progress(
-                BarColumn(bar_width=24),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TextColumn("{task.description}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
-            self._task = self._bar.add_task("starting", total=total)
+    def __init__(self, total: float, console: Console | None = None, draw: Draw | None = None) -> None:
+        self.total, self.done, self.console, self.draw, self.said = total, 0.0, console, draw, time.monotonic()
 
     def show(self, done: float, words: str) -> None:
         """Say how much of the total is done, and what is under way."""
         self.done = done
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=words)
-        elif self._console is not None and time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            self._console.print(f"{100 * done / max(self.total, 1e-9):3.0f} %  {words}", soft_wrap=True)
+        if self.draw is not None:
+            self.draw(done, words)
+        elif self.console is not None and time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
+            self.said = time.monotonic()
+            self.console.print(f"{100 * done / max(self.total, 1e-9):3.0f} %  {words}", soft_wrap=True)
 
 
 class Screen:
@@ -65,7 +53,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Words on the way, above the progress."""
         if not self.quiet:
-            self.err.print(text, markup=False, soft_wrap=True)
+            self.warn(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table of texts and numbers; the first column has names."""
@@ -87,9 +75,11 @@ class Screen:
 
     @contextmanager
     def progress(self, total: float) -> Iterator[Bar]:
-        bar = Bar(total, None if self.quiet else self.err)
-        if bar._bar is None:
-            yield bar
-        else:
-            with bar._bar:
-                yield bar
+        if self.quiet or not self.err.is_terminal:
+            yield Bar(total, None if self.quiet else self.err)
+            return
+        words = TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.description}")
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        with Progress(BarColumn(bar_width=24), *words, *times, console=self.err, transient=True) as bar:
+            task = bar.add_task("starting", total=total)
+            yield Bar(total, draw=lambda done, words: bar.update(task, completed=done, description=words))

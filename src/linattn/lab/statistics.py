@@ -17,22 +17,24 @@ from dataclasses import dataclass
 from functools import cache
 from math import fsum, inf, sqrt
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 LEAST_SEEDS = 5
 LEVEL = 0.95
-
-Verdict = Literal["better", "worse", "equal", "no difference shown", "too few seeds"]
+FEW = "too few seeds"
 
 
 class Difference(NamedTuple):
-    """Mean difference of two mechanisms, its simultaneous interval, and what it shows."""
+    """Mean difference of two mechanisms, its simultaneous interval, and what it shows.
+
+    ``verdict``: better, worse, equal, no difference shown, or too few seeds.
+    """
 
     mean: float
     low: float
     high: float
     seeds: int
-    verdict: Verdict
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -59,27 +61,20 @@ class Verdicts:
     sentences: list[str]
 
 
-def interval(differences: Sequence[float], pairs: int) -> tuple[float, float, float]:
-    """Mean of paired differences with the bounds of its interval, where ``pairs`` intervals are to hold at once."""
-    middle = fmean(differences)
-    if len(differences) < 2:
-        return middle, -inf, inf
-    half = quantile(pairs, len(differences) - 1) * deviation(differences) / sqrt(len(differences))
-    return middle, middle - half, middle + half
-
-
 @cache
 def quantile(pairs: int, freedom: int) -> float:
     """``t_{1 - 0.05 / (2 pairs)}`` with ``freedom`` degrees."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(1 - (1 - LEVEL) / (2 * pairs), freedom))
+    return float(stdtrit(freedom, 1 - (1 - LEVEL) / (2 * pairs)))
 
 
-def deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation."""
-    middle = fmean(values)
-    return sqrt(fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+def deviation(values: Sequence[float]) -> float | None:
+    """The sample standard deviation; None of a single value."""
+    if len(values) < 2:
+        return None
+    mean = fmean(values)
+    return sqrt(fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def difference(
@@ -91,25 +86,27 @@ def difference(
 ) -> Difference | None:
     """``scores - others`` by common seeds; None if they have none in common.
 
-    ``higher``: whether a higher score is better. ``margin``: the difference that counts as none, named beforehand.
+    ``pairs``: so many intervals are to hold at once. ``higher``: whether a higher score is better. ``margin``: the
+    difference that counts as none, named beforehand.
 
     Example:
         >>> a, b = {s: 90 + 0.1 * s for s in range(5)}, {s: 80 + 0.2 * s for s in range(5)}
         >>> difference(a, b, pairs=1).verdict
         'better'
     """
-    common = sorted(scores.keys() & others.keys())
-    if not common:
+    paired = [scores[seed] - others[seed] for seed in sorted(scores.keys() & others.keys())]
+    if not paired:
         return None
-    middle, low, high = interval([scores[seed] - others[seed] for seed in common], pairs)
-    verdict: Verdict = "no difference shown"
-    if len(common) < LEAST_SEEDS:
-        verdict = "too few seeds"
+    count, mean, std = len(paired), fmean(paired), deviation(paired)
+    half = inf if std is None else quantile(pairs, count - 1) * std / sqrt(count)
+    low, high, verdict = mean - half, mean + half, "no difference shown"
+    if count < LEAST_SEEDS:
+        verdict = FEW
     elif low > 0 or high < 0:
         verdict = "better" if (low > 0) == higher else "worse"
     elif margin is not None and -margin < low and high < margin:
         verdict = "equal"
-    return Difference(middle, low, high, len(common), verdict)
+    return Difference(mean, low, high, count, verdict)
 
 
 def compare_runs(
@@ -131,49 +128,37 @@ def compare_runs(
         raise ValueError("scores: no mechanism has a score")
     best = (max if higher else min)(given, key=lambda name: fmean(given[name].values()))
     against = reference if reference in given else None
-    pairs = max(len(given) * (len(given) - 1) // 2, 1)
+    pairs = len(given) * (len(given) - 1) // 2
 
-    def to(name: str, other: str | None) -> Difference | None:
-        return None if other in (None, name) else difference(given[name], given[str(other)], pairs, higher, margin)
+    def row(name: str) -> Row:
+        values = list(given[name].values())
+        to_both = [
+            None if other in (None, name) else difference(given[name], given[str(other)], pairs, higher, margin)
+            for other in (against, best)
+        ]
+        return Row(name, fmean(values), deviation(values), min(values), max(values), len(values), *to_both)
 
-    rows = [
-        Row(
-            name,
-            fmean(runs.values()),
-            deviation(list(runs.values())) if len(runs) > 1 else None,
-            min(runs.values()),
-            max(runs.values()),
-            len(runs),
-            to(name, against),
-            to(name, best),
-        )
-        for name, runs in given.items()
-    ]
+    rows = [row(name) for name in given]
     return Verdicts(rows, against, best, _sentences(rows, against, best, unit, margin))
 
 
 def _sentences(rows: Sequence[Row], reference: str | None, best: str, unit: str, margin: float | None) -> list[str]:
-    if len(rows) < 2:
-        return []
-    if any(found.verdict == "too few seeds" for row in rows for found in (row.to_reference, row.to_best) if found):
+    found = [
+        (row.name, other, to)
+        for row in rows
+        for other, to in ((reference, row.to_reference), (best if best != reference else None, row.to_best))
+        if to is not None and other is not None
+    ]
+    if any(to.verdict == FEW for _, _, to in found):
         return [f"Nothing is claimed of fewer than {LEAST_SEEDS} seeds: intervals show what these leave open."]
     said, groups = [], dict[tuple[str, str], list[str]]()
-    for row in rows:
-        for other, found in ((reference, row.to_reference), (best, row.to_best)):
-            if found is None or other is None or (other == best == reference and found is row.to_best):
-                continue
-            if found.verdict in ("better", "worse"):
-                low, high = sorted((abs(found.low), abs(found.high)))
-                size = f"{abs(found.mean):.2f}{unit} ({low:.2f} to {high:.2f})"
-                if not (other == best and row.name == reference):  # said from the other side
-                    said.append(f"{row.name} is {found.verdict} than {other} by {size}.")
-            else:
-                groups.setdefault((found.verdict, other), []).append(row.name)
+    for name, other, to in found:
+        if to.verdict not in ("better", "worse"):
+            groups.setdefault((to.verdict, other), []).append(name)
+        elif (name, other) != (reference, best):  # said from the other side
+            low, high = sorted((abs(to.low), abs(to.high)))
+            said.append(f"{name} is {to.verdict} than {other} by {abs(to.mean):.2f}{unit} ({low:.2f} to {high:.2f}).")
     for (verdict, other), names in groups.items():
-        words = (
-            f"No difference to {other} is shown for"
-            if verdict != "equal"
-            else f"Equal to {other} within {margin:g}{unit}:"
-        )
-        said.append(f"{words} {', '.join(names)}.")
+        start = f"Equal to {other} within {margin:g}{unit}:" if verdict == "equal" else ""
+        said.append(f"{start or f'No difference to {other} is shown for'} {', '.join(names)}.")
     return said

@@ -81,11 +81,6 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def count_jsonl(path: Path) -> int:
-    """How many objects :func:`read_jsonl` yields, without parsing them."""
-    return sum(1 for line in _lines(path) if line.strip())
-
-
 def _lines(path: Path) -> Iterator[str]:
     open_text = gzip.open if path.suffix == ".gz" else open
     with open_text(path, "rt", encoding="utf-8") as lines:

@@ -14,7 +14,6 @@ from linattn.convert.evaluate.needles import (
     TEXT,
     Haystack,
     Needle,
-    by_length,
     make_needle,
     needle_texts,
     needles_found,
@@ -83,31 +82,8 @@ def test_texts_of_noise_stay_those_of_published_results(tokenizer, expected):
     assert blake2b(found.encode(), digest_size=8).hexdigest() == expected
 
 
-@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
-def test_a_text_of_noise_has_its_length_its_needle_at_its_depth_and_its_answer_at_the_end(depth):
-    made = make_needle(encode, 600, depth, Random(1), digits=5)
-    text = bytes(made.ids).decode()
-    assert 600 - len("There and back again. ") < len(made.ids) <= 600
-    needle_at, question_at = text.index("One of the special"), text.index("The special magic")
-    number = text[-5:]
-    assert number.isdigit()
-    assert made.answer == len(" 12345")
-    assert text.count(number) == 2
-    assert text[:-5].endswith("is: ")
-    filler = question_at - len("One of the special magic numbers for calm-harbor is: 12345. ")
-    assert needle_at / filler == pytest.approx(depth, abs=0.06)
-
-
-def test_a_tokenizer_that_joins_prompt_and_answer_still_hides_the_whole_number():
-    for seed in range(6):
-        made = make_needle(by_pairs, 150, 0.5, Random(seed))
-        text = b"".join(i.to_bytes(2) for i in made.ids).replace(b"\0", b"").decode()
-        assert sum(letter.isdigit() for letter in text[-2 * made.answer :]) >= 7
-
-
-@pytest.mark.parametrize("length", [400, 1500])
-def test_a_needle_is_once_at_its_depth_in_text_as_it_was_written(length):
-    tokenizer = Pieces()
+def test_a_needle_is_once_at_its_depth_in_text_as_it_was_written():
+    tokenizer, length = Pieces(), 1500
     texts = articles()
     source = "".join(f"{text}\n\n" for text in texts)
     haystack = text_haystack(texts, tokenizer, length)
@@ -138,7 +114,7 @@ def test_a_needle_is_once_at_its_depth_in_text_as_it_was_written(length):
         assert each.haystack == TEXT
         begun.add(numbers[0])
     assert len(begun) > 10
-    assert wrapped or length < 1000  # after the last text comes the first
+    assert wrapped  # after the last text comes the first
     assert needle_texts(tokenizer, length, count=4, digits=5, haystack=haystack) == made
     assert needle_texts(tokenizer, length, count=4, digits=5, haystack=haystack, seed=1) != made
 
@@ -192,17 +168,6 @@ def test_one_wrong_digit_is_not_found_and_nats_tell_it():
     row = found_at(Known(next_tokens(all_but_the_last)), 250, count=3, depths=(0.0,))[0]
     assert (row["found"], row["tokens_right"], row["count"]) == (0.0, pytest.approx(7 / 8), 3)
     assert row["nats"] == pytest.approx((10 + 0.011) / 8, rel=0.02)
-
-
-def test_the_seed_decides_and_lengths_come_together():
-    model = tiny_llama()
-    rows, again, other = (
-        [row for length in (200, 300) for row in found_at(model, length, count=1, depths=(0.0, 1.0), seed=seed)]
-        for seed in (1, 1, 2)
-    )
-    assert rows == again
-    assert rows != other
-    assert [row["length"] for row in by_length(rows)] == [200, 300]
 
 
 @pytest.mark.parametrize("method", [None, "still"])

@@ -82,7 +82,7 @@ def test_ctrl_c_tells_that_the_same_command_goes_on(tmp_path):
 
 def test_divergence_is_told_with_exit_code_one(tmp_path, call, monkeypatch):
     def diverge(*_, **__):
-        raise DivergedError(3, 14, 0.5)
+        raise DivergedError("the training loss is not finite: epoch 3, step 14, learning rate 0.5")
 
     monkeypatch.setattr(command, "train", diverge)
     code, output = call(*QUICK, "--output", tmp_path)

@@ -6,9 +6,8 @@ from json import loads
 import pytest
 
 from linattn.lab.command import main
-from linattn.lab.compare import text_costs as costs
 from linattn.lab.compare.text import CompareText
-from linattn.lab.train.text.command import TrainMlm, TrainTask
+from linattn.lab.train.command import TrainMlm, TrainTask
 from linattn.support import extras
 
 SHAPE = ["--device", "cpu", "--size", "pico", "--width", "16", "--depth", "2", "--batch-size", "4"]
@@ -96,9 +95,8 @@ def test_glue_goes_on_from_a_model_of_masked_text(text, tmp_path, call):
         start = out
 
 
-def test_similar_sentences_are_learnt_and_compared(tmp_path, monkeypatch, call):
+def test_similar_sentences_are_learnt(tmp_path, call):
     """A number from one logit: the longer the first sentence, the higher."""
-    monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
     rows = [{"sentence1": "a" * (n % 6), "sentence2": "b", "label": float(n % 6)} for n in range(48)]
     for part in ("train", "validation"):
         (tmp_path / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -111,11 +109,6 @@ def test_similar_sentences_are_learnt_and_compared(tmp_path, monkeypatch, call):
     assert f"elu on stsb: Pearson {told['score']:.2f} % after 60 steps" in said
     assert told["score"] > 80
     assert told["records"][-1]["train_loss"] < 35 / 12, "less than the spread of the labels"
-    several = ["--mechanisms", "elu", "--widths", "16", "--lr", "0.01,0.02", "--seeds", "1", "--jobs", "1",
-               "--no-weights", "--steps", "2"]  # fmt: skip
-    code, said = call("compare", "--task", "stsb", *small, *several, "--output", tmp_path / "c")
-    assert code == 0, said
-    assert "elu 16, lr 0.01" in said.replace("seed 0, ", "")
 
 
 def host_of(*given):
@@ -143,10 +136,10 @@ def test_a_recipe_that_is_named_brings_its_host():
 def test_a_recipe_that_is_not_named_brings_its_data_and_its_rates(text):
     """To one run and to a comparison alike; options that are given win."""
     one = CompareText.parse({"task": "mad-recall", "mechanisms": "elu", "device": "cpu"})
-    assert (one.made.train_examples, one.steps, one.rate, one.lr) == (12_800, 20_000, 5e-4, ())
+    assert (one.made.train_examples, one.steps, one.lr) == (12_800, 20_000, (5e-4,))
     few = CompareText.parse({"task": "mad-recall", "set": {"train_examples": 1280}, "lr": "0.1", "device": "cpu"})
     assert (few.made.train_examples, few.steps, few.lr) == (1280, 2000, (0.1,))
-    assert few.min_lr == pytest.approx(0.1 * one.min_lr / one.rate)
+    assert few.min_lr == pytest.approx(0.1 * one.min_lr / 5e-4)
     wide = CompareText.parse({"task": "listops", "recipe": "listops-s5", "device": "cpu"})
     assert (wide.widths, wide.depth) == ((128,), 8)
     found = [CompareText.parse({"task": "listops", "device": "cpu"} | more).schedule
@@ -168,7 +161,6 @@ def test_none_is_typed_for_a_norm_and_a_gate():
 
 
 ON_MQAR = ["train", "task", "mqar", *MQAR]
-COMPARED = ["compare", "--task", "mqar", *MQAR]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +172,9 @@ COMPARED = ["compare", "--task", "mqar", *MQAR]
         (["train", "task", "mqar", "--set", "pairs=a"], ["--set: pairs", "an integer"]),
         (["train", "task", "listops", "--set", "depth=0"], ["--set: depth", "at least 2"]),  # --depth is the model's
         (["train", "lm", "--data", "README.md", "--length", "1"], ["--length", "at least 2"]),
-        (["compare", "--task", "listops", "--set", "depth=0"], ["--set: depth", "at least 2"]),
         ([*ON_MQAR, "--mechanism", "nobody"], ["--mechanism", "nobody"]),
         ([*ON_MQAR, "--hybrid", "gated*x"], ["--hybrid", "gated*3,softmax"]),
         ([*ON_MQAR, "--size", "pico", "--width", "65"], ["--width", "hidden_size = 65"]),
-        ([*COMPARED, "--size", "pico", "--widths", "65"], ["--widths", "hidden_size = 65"]),
         (["train", "lm", "--data", "README.md", "--set", "evaluate=all"], ["--set: evaluate", "one of test, valid"]),
         ([*ON_MQAR, "--canon", "AQ"], ["--canon", "'Q'"]),
         ([*ON_MQAR, "--size", "huge"], ["--size", "pico"]),
@@ -195,10 +185,6 @@ COMPARED = ["compare", "--task", "mqar", *MQAR]
          ["--recipe: listops is for classification tasks, and text is causal", "one of language, mqar-64,"]),
         (["train", "lm", "--data", "nowhere.txt"], ["--data", "does not exist"]),
         (["train", "lm"], ["--data", "text needs a text file"]),
-        (["compare", "--task", "chess"], ["--task: must be one of text", "mqar"]),
-        (["compare", "--task", "listops", "--recipe", "mqar-64"], ["--recipe: mqar-64 is for causal tasks"]),
-        ([*COMPARED, "--mechanisms", "nobody"], ["--mechanisms", "nobody"]),
-        ([*COMPARED, "--widths", "a"], ["--widths", "an integer"]),
         (["train", "lm", "--data", "README.md", "--tokenizer", "gpt2"], ["--tokenizer: must be a folder with a token"]),
     ],
 )  # fmt: skip

@@ -5,18 +5,16 @@ import json
 import numpy
 import pytest
 
-from linattn.lab.compare import cost, images
-from linattn.lab.compare import text_costs as costs
+from linattn.lab.compare import costs, images
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.load import load_images as load
 
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "REPEATS", 2)
-    monkeypatch.setattr(cost, "SECONDS", 0)
-    monkeypatch.setattr(cost, "SECONDS_OF_REST", 0)
+    monkeypatch.setattr(costs, "REPEATS", 2)
     monkeypatch.setattr(costs, "MIN_SECONDS", 0)
+    monkeypatch.setattr(costs, "SECONDS_OF_REST", 0)
 
 
 @pytest.fixture

@@ -80,21 +80,16 @@ def _attention(name: str) -> dict[str, Any]:
 
 
 def make_examples() -> dict[str, Any]:
-    """A grey image of 28 x 28 with a map of 14 x 14, and one in colour of 8 x 8 with a map of 8 x 8."""
+    """A grey image of 28 x 28 with maps of 14 x 14, and one in colour of 8 x 8 with maps of 8 x 8."""
     grey = [[round(255 * exp(-(((x - 14) / 9) ** 2) - ((y - 12) / 5) ** 2)) for x in range(28)] for y in range(28)]
     color = [[[30 * x, 30 * y, 255 - 15 * (x + y)] for x in range(8)] for y in range(8)]
-    return {
-        "layer": "blocks.5.attn",
-        "images": [
-            {"label": "ankle boot", "pixels": grey, "token": [6, 5], "maps": _maps(14, (6, 5))},
-            {"label": "sky", "pixels": color, "token": [1, 6], "maps": _maps(8, (1, 6))},
-        ],
-    }
-
-
-def _maps(grid: int, token: tuple[int, int]) -> dict[str, list[list[float]]]:
-    widths = {name: exp(entropy) / 300 * grid**2 for name, (*_, entropy) in MECHANISMS.items()}
-    return {
-        name: [[exp(-((y - token[0]) ** 2 + (x - token[1]) ** 2) / width) for x in range(grid)] for y in range(grid)]
-        for name, width in widths.items()
-    }
+    found = []
+    for label, pixels, size, (y, x) in (("ankle boot", grey, 14, (6, 5)), ("sky", color, 8, (1, 6))):
+        maps = {
+            name: [
+                [exp(-((row - y) ** 2 + (column - x) ** 2) / width) for column in range(size)] for row in range(size)
+            ]
+            for width, name in enumerate(MECHANISMS, size)
+        }
+        found.append({"label": label, "pixels": pixels, "token": [y, x], "maps": maps})
+    return {"layer": "blocks.5.attn", "images": found}

@@ -1,12 +1,14 @@
 """What all comparisons have in common: phases of cases, each kept, and a fair choice of learning rates."""
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from linattn.lab.compare.comparison import Comparison, Metric
+from linattn.lab.compare.comparison import Comparison
+from linattn.lab.compare.findings import Metric
 from linattn.lab.screen import Screen
 from linattn.support.options import OptionError
 
@@ -41,7 +43,7 @@ class Toy(Comparison):
     def cost_case(self, case, work):
         names = [part["mechanism"] for part in case["mechanisms"]]
         self._log("cost", *names)
-        return {"costs": {name: {"parameters": 7} for name in names}, "busy": 0.0}
+        return {"rows": [{"mechanism": name, "parameters": 7} for name in names]}
 
     def attention_case(self, case, work):
         self._log("attention", case["mechanism"])
@@ -68,7 +70,6 @@ def run(folder, **options):
 def test_each_mechanism_takes_its_best_rate_of_the_same_sweep(tmp_path):
     code, results, calls = run(tmp_path, lr=(0.1, 0.01))
     assert code == 0
-    assert results["meta"]["finished"]
     chosen = {row["mechanism"]: row["lr"] for row in results["rows"] if row["kind"] == "run"}
     assert chosen == BEST
     swept = [row for row in results["rows"] if row["kind"] == "sweep"]
@@ -80,14 +81,10 @@ def test_each_mechanism_takes_its_best_rate_of_the_same_sweep(tmp_path):
     assert image["maps"] == {"softmax": [[1.0]], "relu": [[1.0]]}
 
 
-def test_without_a_rate_that_of_the_recipe_is_taken(tmp_path):
-    _, results, calls = run(tmp_path)
-    assert {row["lr"] for row in results["rows"] if row["kind"] == "run"} == {0.5}
-    assert not any("True" in call for call in calls)
-
-
 def test_mechanisms_and_seeds_are_added_later_and_only_they_are_trained(tmp_path):
-    run(tmp_path)
+    _, results, calls = run(tmp_path)
+    assert {row["lr"] for row in results["rows"] if row["kind"] == "run"} == {0.5}, "by recipe"
+    assert not any("True" in call for call in calls), "nothing is chosen"
     _, results, calls = run(tmp_path, mechanisms=("softmax", "relu", "elu"), seeds=3)
     trained = [call for call in calls if call.startswith("run")]
     assert len(trained) == 5
@@ -116,22 +113,24 @@ def test_a_failure_concerns_its_run_alone(tmp_path, jobs):
     assert "attention relu" not in calls
 
 
-def test_what_is_finished_when_a_comparison_is_interrupted_is_in_its_results(tmp_path):
+def test_an_interrupted_comparison_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, stops="relu")
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert not results["meta"]["finished"]
-    assert [row["mechanism"] for row in results["rows"]] == ["softmax"]
     _, results, calls = run(tmp_path)
-    assert results["meta"]["finished"]
     assert "run softmax 0 0.5 False" not in calls
+    assert len([row for row in results["rows"] if row["kind"] == "run"]) == 4
+
+
+def test_another_process_makes_a_config_once_for_all_its_cases():
+    one, other = (pickle.loads(pickle.dumps(Toy(lr=(0.1, 0.01), calls=Path("calls")))) for _ in range(2))
+    assert one is other
+    assert one == Toy(lr=(0.1, 0.01), calls=Path("calls"))
 
 
 @pytest.mark.parametrize(
     ("options", "option"),
     [
         ({"mechanisms": ()}, "mechanisms"),
-        ({"mechanisms": ("relu", "relu")}, "mechanisms"),
         ({"mechanisms": ("nothing",)}, "mechanisms"),
         ({"seeds": 0}, "seeds"),
         ({"lr": (0.1, 0.0)}, "lr"),

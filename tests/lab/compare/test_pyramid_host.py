@@ -10,7 +10,6 @@ from linattn.lab.compare.images import CompareImages
 from linattn.lab.train.host import VisionHost
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.pyramid import PYRAMID_SIZES
-from linattn.support.options import OptionError
 
 HOST = VisionHost(host="pyramid", size="xt")
 SMALL = {"embed_dims": (8, 8, 16, 16), "depths": (2, 1, 1, 1), "num_heads": (1, 1, 2, 2), "head_width": 16}
@@ -60,7 +59,7 @@ def test_a_comparison_in_a_pyramid(small, tmp_path, compared):
     )  # fmt: skip
     code, results, found = compared(config)
     assert code == 0
-    assert "pyramid xt with stages llss at 64, 16, 4, 1 tokens" in results["meta"]["about"]
+    assert "pyramid xt of stages llss at 64, 16, 4, 1 tokens" in results["meta"]["about"]
     assert results["meta"]["host"]["tokens"] == [64, 16, 4, 1]
     assert len(found["attention"]["mirror", 0]["layers"]) == 5
     costs = found["cost"]
@@ -70,20 +69,3 @@ def test_a_comparison_in_a_pyramid(small, tmp_path, compared):
     heat = torch.tensor(examples["images"][0]["maps"]["softmax"])
     assert heat.shape == (8, 8)
     assert heat.sum().item() == pytest.approx(1, abs=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"size": "nano"}, "size: must be one of xt"),
-        ({"depth": 2}, "depth: is that of a vision transformer"),
-        ({"stages": "ll"}, "stages: must be four letters"),
-        ({"stages": "llxs"}, "stages: must be four letters"),
-        ({"patch_size": 3}, "patch_size: must be one of"),
-        ({"global_pool": "token"}, "global_pool: must be one of avg"),
-        ({"host": "swin"}, "host: must be one of vit, pyramid"),
-    ],
-)
-def test_wrong_options_of_a_pyramid_are_named(changes, words):
-    with pytest.raises(OptionError, match=words):
-        replace(HOST, **changes)

@@ -3,7 +3,7 @@
 import pytest
 from tests.lab.page.html_page import parse, table_of
 
-from linattn.convert.evaluate.ablation import NO_LINEAR
+from linattn.convert.evaluate.evaluator import NO_LINEAR
 from linattn.lab.convert.linearize_page import lead, plan_words, sections
 from linattn.lab.page import render
 
@@ -13,10 +13,11 @@ def stage(name, perplexity, found, cache, speed, text):
         "name": name,
         "seconds": 2.0,
         "perplexity": [{"length": n, "perplexity": perplexity * n / 256} for n in (256, 512)],
-        "needle_by_length": [{"haystack": "noise", "length": 256, "found": found}],
+        "needle_by_length": [{"haystack": haystack, "length": n, "found": share}
+                             for n in (256, 512) for haystack, share in (("noise", found), ("text", 0.9 * found))],
         "decoding": [{"context": n, "cache_bytes": cache(n), "tokens_per_second": speed} for n in (1024, 2048)],
         "samples": [{"prompt": "Once <b>", "text": text}],
-    }
+    }  # fmt: skip
 
 
 def worth(figure, gain, error, counts, **more):
@@ -49,7 +50,8 @@ def results():
                 "as converted": {"perplexity": [{"length": 256, "perplexity": 16.5}]},
                 NO_LINEAR: {"perplexity": [{"length": 256, "perplexity": 17.5}]},
             },
-            "worth": [worth("perplexity", 0.06, 0.01, True), worth("needle", 0.0, 0.2, False, haystack="noise")],
+            "worth": [worth("perplexity", 0.06, 0.01, True), worth("needle", 0.0, 0.2, False, haystack="noise"),
+                      worth("needle", 0.39, 0.1, True, haystack="text")],
         },
     }  # fmt: skip
 
@@ -62,14 +64,12 @@ def alts(root, name):
     return [node.attributes["aria-label"] for node in root.find("section", id=name)[0].find("svg", role="img")]
 
 
-def test_the_page_stands_alone_and_shows_every_figure(results):
+def test_the_page_shows_every_figure(results):
     root = page(results)
-    assert "default-src 'none'" in root.find("meta")[1].attributes["content"]
-    assert not root.find("img")
-    assert not any(value.startswith(("http", "//")) for node in root.nodes() for value in node.attributes.values())
     stages = table_of(root, "Stage by stage")
     assert stages["teacher"] == {
         "stage": "teacher", "perplexity at 256": "15", "perplexity at 512": "30", "needles in noise at 256, %": "100",
+        "needles in noise at 512, %": "100", "needles in text at 256, %": "90", "needles in text at 512, %": "90",
         "cache at 2,048, MiB": "2", "tokens/s at 2,048": "20", "time, s": "2",
     }  # fmt: skip
     assert stages["finetune"]["cache at 2,048, MiB"] == "0.25"
@@ -79,11 +79,17 @@ def test_the_page_stands_alone_and_shows_every_figure(results):
     without = table_of(root, "Is it the linear part?")[NO_LINEAR]
     assert without["nats lost at 256"] == "+0.0600 ± 0.0100"
     assert without["needles in noise lost at 256"] == "+0.00 ± 0.20 (may be chance)"
+    assert without["needles in text lost at 256"] == "+0.39 ± 0.10"
     samples = root.find("section", id="samples-side-by-side")[0].text
     assert all(words in samples for words in ("Once <b> …", "teacher: upon a time", "finetune: there & <i>then"))
     assert all(words in root.find("section", id="made")[0].text for words in ("linattn x", "lr 0.5"))
     assert "teacher 1 MiB to 2 MiB; finetune 256 KiB to 256 KiB" in alts(root, "cost")[0]
-    assert len(alts(root, "quality")) == len(alts(root, "transfer")) == 2
+    assert alts(root, "quality")[1:] == [
+        "Needles found in noise, %, from left to right: teacher 100 to 100; finetune 50 to 50.",
+        "Needles found in text, %, from left to right: teacher 90 to 90; finetune 45 to 45.",
+    ]
+    assert "before transfer 0.5 to 0.5; after transfer 0.05 to 0.1" in alts(root, "transfer")[0]
+    assert "layer 0 0.5 to 0.1; layer 1 0.5 to 0.1" in alts(root, "transfer")[1]
     assert not root.find("section", id="freedom")
 
 
@@ -93,23 +99,6 @@ def test_the_lead_says_what_was_lost_and_what_does_not_work(results):
     assert "went from 15.00 to 16.50 (+10.0 %)" in said
     assert "After 2,048 tokens the cache holds 256 KiB, the teacher's 2 MiB" in said
     assert "1.50 times" in said
-    assert "What the linear part adds to retrieval in noise is not more than chance." in said
-    assert "adds to perplexity" not in said
-
-
-def test_needles_in_both_haystacks_are_told_apart(results):
-    for each, text in zip(results["stages"], (0.9, 0.7), strict=True):
-        each["needle_by_length"] += [{"haystack": "text", "length": 256, "found": text}]
-    results["ablation"]["worth"].append(worth("needle", 0.39, 0.1, True, haystack="text"))
-    root = page(results)
-    teacher = table_of(root, "Stage by stage")["teacher"]
-    assert (teacher["needles in noise at 256, %"], teacher["needles in text at 256, %"]) == ("100", "90")
-    assert table_of(root, "Is it the linear part?")[NO_LINEAR]["needles in text lost at 256"] == "+0.39 ± 0.10"
-    assert "retrieval in text" not in lead(results)
-    assert alts(root, "quality")[1:] == [
-        "Needles found in noise, % at 256 tokens of the text: teacher 100; finetune 50.",
-        "Needles found in text, % at 256 tokens of the text: teacher 90; finetune 70.",
-    ]
 
 
 def test_dimensions_that_were_chosen_by_degrees_of_freedom_are_charted(results):
@@ -134,13 +123,8 @@ def test_a_report_of_little_and_of_infinities_is_still_a_page(results):
     assert "mean cosine of 0.9000" in lead(results | {"stages": [teacher, last]})
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"kind": "mechanism", "mechanism": "mirror"}, "mirror"),
-        ({"kind": "hybrid", "features": "prf", "feature_dim": 8, "window": 0}, "prf features of 8"),
-        ({"kind": "hybrid", "features": "none", "cap": 4}, "no linear part, window 64, at most 4 kept"),
-    ],
-)
-def test_plans_are_told_in_words(plan, words):
-    assert plan_words(plan) == words
+def test_plans_are_told_in_words():
+    assert plan_words({"kind": "mechanism", "mechanism": "mirror"}) == "mirror"
+    assert plan_words({"kind": "hybrid", "features": "prf", "feature_dim": 8, "window": 0}) == "prf features of 8"
+    without = {"kind": "hybrid", "features": "none", "cap": 4}
+    assert plan_words(without) == "no linear part, window 64, at most 4 kept"

@@ -79,11 +79,11 @@ def log_without_seconds(folder):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def _die(*_):
+def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _arrange_death(moment):
+def arrange_death(moment):
     """``step:E:S``: before step S of epoch E; ``log:E``: when the checkpoint knows epoch E and the log does not;
     ``half:E``: while the checkpoint after epoch E is written; ``result``: after the weights, before the result."""
     kind, *numbers = moment.split(":")
@@ -94,36 +94,45 @@ def _arrange_death(moment):
         def train(self, epoch, first_step=0):
             for step, batch in enumerate(whole(self, epoch, first_step), first_step):
                 if [epoch, step] == numbers:
-                    _die()
+                    die()
                 yield batch
 
         SmallBatches.train = train
     elif kind == "log":
         write = rounds.write_log
-        rounds.write_log = lambda path, epochs: _die() if len(epochs) > numbers[0] else write(path, epochs)
+        rounds.write_log = lambda path, epochs: die() if len(epochs) > numbers[0] else write(path, epochs)
     elif kind == "half":
         save = torch.save
 
         def save_half(content, path):
             if content.get("epoch") == numbers[0] + 1:
                 Path(path).write_bytes(b"half")
-                _die()
+                die()
             save(content, path)
 
         torch.save = save_half
     else:
         assert kind == "result", moment
-        checkpoint.write_json = _die
+        checkpoint.write_json = die
 
 
 def train_and_die(folder, every, moment):
-    """In a process of its own, forked before anything is computed; returns how it ended."""
-    child = os.fork()
-    if child == 0:
-        _arrange_death(moment)
-        run(folder, replace(CONFIG, checkpoint_seconds=every))
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    arrange_death(moment)
+    run(folder, replace(CONFIG, checkpoint_seconds=every))
+
+
+def in_processes(job, all_given):
+    """Each in a process of its own that kills itself, forked before anything is computed."""
+    import accelerate  # noqa: F401  # slow: once, for all that are forked
+    import torch._dynamo
+
+    torch.set_num_threads(1)
+    for given in all_given:
+        child = os.fork()
+        if child == 0:
+            job(*given)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, given
 
 
 def train_in_one_of_several(folder):
@@ -136,13 +145,8 @@ def train_in_one_of_several(folder):
 
 
 if __name__ == "__main__":
-    # Slow to import: once, for all that are forked.
-    import accelerate  # noqa: F401
-    import torch._dynamo
-
-    torch.set_num_threads(1)
     if sys.argv[1] == "several":
+        torch.set_num_threads(1)
         train_in_one_of_several(sys.argv[2])
     else:
-        for folder, every, moment in json.loads(sys.argv[1]):
-            assert train_and_die(folder, every, moment) == -signal.SIGKILL, moment
+        in_processes(train_and_die, json.loads(sys.argv[1]))

@@ -50,7 +50,6 @@ def wrong_replay(kind, trained):
         def record(self, run):
             current = trained[-1]
             rate, first = current._rate.clone(), torch.get_rng_state()
-            small = current.model.blocks[1][0].bias
 
             def replay():
                 if kind == "nothing":
@@ -59,14 +58,13 @@ def wrong_replay(kind, trained):
                     current._rate.copy_(rate)
                 elif kind == "frozen draws":
                     torch.set_rng_state(first)
-                moments = current.optimizer.state[small]
-                kept = [value.clone() for value in (small.detach(), moments["exp_avg"], moments["exp_avg_sq"])]
+                averages = [value.clone() for value in current.averages]
                 run()
-                if kind == "one parameter left out":
-                    for value, old in zip((small.detach(), *list(moments.values())[1:]), kept, strict=True):
+                if kind == "no average":
+                    for value, old in zip(current.averages, averages, strict=True):
                         value.copy_(old)
                 elif kind == "no sums":
-                    current.meter.sums.zero_()
+                    current.sums.zero_()
 
             return replay
 

@@ -1,11 +1,10 @@
 """Pyramids, converted and language models in recorded steps: nothing asks the host, and replays are the steps."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.lab.train.stand_ins import Keeps, Refuses, recorded_with
+from tests.lab.train.stand_ins import Keeps, recorded_with
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.lab.tasks import load_images
@@ -14,10 +13,8 @@ from linattn.lab.train import loop
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import training_loss
-from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host, create_host
-from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork
 from linattn.models.vision import convert, create_pyramid
 
 SMALL = {
@@ -109,26 +106,6 @@ def test_recorded_steps_are_the_steps(kind, tmp_path, monkeypatch):
     assert [r.top1 for r in second.epochs] == [r.top1 for r in first.epochs]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("kind", ["pyramid", "converted"])
-def test_cuda_records_them(kind, compile, tmp_path, recwarn):
-    data = load_images("digits").subset(train=128, test=32, seed=0)
-    config = TrainConfig(
-        epochs=2, batch_size=32, warmup_epochs=1, graphs=True, compile=compile, device="cuda", precision="bf16"
-    )
-    torch.manual_seed(3)
-    if kind == "pyramid":
-        model = create_pyramid("nala", "xt", "nala", stem_stride=1, img_size=8, in_chans=1, **SMALL)
-    else:
-        model = converted("nala", in_chans=1, pixels=8)
-    device = torch.device("cuda")
-    found = loop.train(model.to(device), create_batches(data, config, device), config, tmp_path)
-    assert not [str(w.message) for w in recwarn if "CUDA graphs" in str(w.message)]
-    assert found.epochs[-1].train_loss < found.epochs[0].train_loss
-
-
 @pytest.mark.parametrize("canon", [None, "ABCD"])
 @pytest.mark.parametrize("mechanism", ["softmax", "elu", "retention", "gated", "mlstm", "zeros", "lion"])
 def test_nothing_in_a_step_of_a_language_model_asks_the_host(mechanism, canon):
@@ -141,22 +118,3 @@ def test_nothing_in_a_step_of_a_language_model_asks_the_host(mechanism, canon):
         loss.backward()
     assert watch.heard == []
     assert hits.device.type == "meta"
-
-
-@pytest.mark.parametrize(("recorder", "words"), [(Keeps, "replayed"), (Refuses, "stopped: the step cannot be")])
-def test_a_run_on_text_says_whether_it_was_replayed(recorder, words, tmp_path, monkeypatch):
-    task = text_task("mqar", vocab=32, length=16, test_examples=4)
-    plain = TextConfig(steps=4, batch_size=4, warmup_steps=0, graphs=False)
-
-    def run(folder, config):
-        return train_text(
-            create_host(Host(size="mqar", mechanism="elu", width=16), task, 0), task, config, tmp_path / folder
-        )
-
-    assert run("plain", plain).graphs == ""
-    recorded_with(recorder, monkeypatch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that steps are not recorded is told, too
-        found = run("recorded", replace(plain, graphs=None))
-    assert found.graphs.startswith(words)
-    assert run("recorded", replace(plain, graphs=None)).graphs == found.graphs, "a finished run says what it was"

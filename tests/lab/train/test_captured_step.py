@@ -1,6 +1,7 @@
 """Recorded steps without a GPU: a recorder that keeps the function stands in for CUDA's, and some that get it wrong."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from tests.lab.train.stand_ins import Keeps, Refuses, recorded_with, wrong_repla
 from tests.lab.train.text import small_text
 
 from linattn.lab.tasks.text import IGNORED
+from linattn.lab.train import rounds
 from linattn.lab.train.captured_step import MOST_GRAPHS, CapturedStep, Graph
 from linattn.lab.train.loop import Run
 from linattn.lab.train.text.feed import rounded_up
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork
 
 SHORT = replace(CONFIG, epochs=1)
 EPOCHS, LAST = CONFIG.epochs, (CONFIG.epochs - 1, STEPS - 2)
@@ -67,7 +69,8 @@ def test_recorded_steps_on_text_train_the_same_to_the_last_bit(tmp_path, monkeyp
     config = replace(small_text.CONFIG, accumulation=1)
     expected, _ = small_text.run(tmp_path / "plain", config)
     made = recorded_with(Keeps, monkeypatch)
-    model, _ = small_text.run(tmp_path / "recorded", config)
+    model, result = small_text.run(tmp_path / "recorded", config)
+    assert result.graphs == "replayed"
     assert same_weights(model, expected)
     assert small_text.log_without_seconds(tmp_path / "recorded") == small_text.log_without_seconds(tmp_path / "plain")
     assert [(recorder.recorded, recorder.replays) for recorder in made] == [(1, config.steps)]
@@ -83,9 +86,7 @@ def test_a_step_that_cannot_be_recorded_is_told_once_and_taken_as_it_is(short, t
     assert same_weights(net, short[0])
 
 
-@pytest.mark.parametrize(
-    "kind", ["nothing", "frozen rate", "frozen draws", "frozen batch", "one parameter left out", "no sums"]
-)
+@pytest.mark.parametrize("kind", ["nothing", "frozen rate", "frozen draws", "frozen batch", "no average", "no sums"])
 def test_a_wrong_replay_is_found_and_undone(kind, short, tmp_path, monkeypatch):
     trained = []
     recorded_with(wrong_replay(kind, trained), monkeypatch)
@@ -107,11 +108,12 @@ def counting():
     def step(given, *_):
         total.add_(given.sum())
 
-    recorder = Keeps(None)
-    return CapturedStep(step, lambda: {"sums.loss and hits": total}, "fp32", total.device, recorder), recorder, total
+    captured = CapturedStep(step, lambda: {"sums": [total]}, "fp32", total.device)
+    return captured, captured.recorder, total
 
 
-def test_each_shape_has_a_graph_and_there_is_an_end_of_them():
+def test_each_shape_has_a_graph_and_there_is_an_end_of_them(monkeypatch):
+    recorded_with(Keeps, monkeypatch)
     step, recorder, total = counting()
     for size in (4, 4, 3, 4, 3):  # a last smaller batch, and again
         step(torch.ones(size), None)
@@ -130,20 +132,21 @@ def test_each_shape_has_a_graph_and_there_is_an_end_of_them():
     assert recorder.recorded == MOST_GRAPHS + 1
 
 
-def test_a_graph_that_leaves_no_memory_for_a_step_beside_it_is_given_up():
-    total, calls = torch.zeros(3), []
-
-    def step(given):
-        calls.append(1)
-        total.add_(given.sum())
-        if len(calls) == 4:  # after two trials and a first step beside the graph
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    captured = CapturedStep(step, lambda: {"sums.loss and hits": total}, "fp32", total.device, Keeps(None))
-    with pytest.warns(RuntimeWarning, match="do not fit into memory"):
-        captured(torch.ones(2))
-    captured(torch.ones(2))
-    assert total.tolist() == [4.0] * 3, "each step once"
+@pytest.mark.parametrize(
+    ("processes", "accumulation", "reason"), [(2, 1, "2 processes"), (1, 4, "in 4 parts"), (1, 1, None)]
+)
+def test_what_speaks_against_graphs_is_told(processes, accumulation, reason, recwarn):
+    gpu = SimpleNamespace(device=torch.device("cuda"), num_processes=processes)
+    for graphs in (None, True):
+        config = SimpleNamespace(graphs=graphs, accumulation=accumulation)
+        assert rounds.graphs_wanted(config, gpu) == (reason is None)
+    assert all(reason in str(w.message) for w in recwarn)
+    assert bool(len(recwarn)) == (reason is not None)
+    recwarn.clear()
+    assert not rounds.graphs_wanted(SimpleNamespace(graphs=False, accumulation=accumulation), gpu)
+    cpu = SimpleNamespace(device=torch.device("cpu"), num_processes=processes)
+    assert not rounds.graphs_wanted(SimpleNamespace(graphs=None, accumulation=accumulation), cpu)
+    assert len(recwarn) == 0, "what was not asked for needs no reason"
 
 
 def test_rows_that_fill_up_a_shape_add_nothing():

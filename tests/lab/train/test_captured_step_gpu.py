@@ -47,16 +47,6 @@ class Drawn:
         yield from list(self.train(99))[:2]
 
 
-class Stopping(Drawn):
-    """Ctrl-C in the middle of the second epoch."""
-
-    def train(self, epoch, first_step=0):
-        for step, batch in enumerate(super().train(epoch, first_step), first_step):
-            if (epoch, step) == (1, 4):
-                raise KeyboardInterrupt
-            yield batch
-
-
 @pytest.fixture
 def replays(monkeypatch):
     """One entry a replay."""
@@ -77,11 +67,11 @@ def vit(mechanism):
     return create_vit("tiny", mechanism, drop_path_rate=0.2 if mechanism == "mirror" else 0.0, **size)
 
 
-def on_images(folder, mechanism, batches=None, **changes):
+def on_images(folder, mechanism, **changes):
     torch._dynamo.reset()
     model = vit(mechanism)
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    train(model, batches or Drawn(), replace(IMAGES, **changes), folder)
+    train(model, Drawn(), replace(IMAGES, **changes), folder)
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()]) - start
 
 
@@ -125,30 +115,6 @@ def test_text_trains_the_same(mechanism, tmp_path, replays):
         graph = on_text(tmp_path / "graph", mechanism, graphs=True)
     assert len(replays) == STEPS
     assert_same_training(graph, eager, exact)
-
-
-def test_replays_drop_what_steps_drop(tmp_path, replays):
-    """No fp32 run to compare with here: there other elements are dropped."""
-    eager, again = (on_text(tmp_path / name, "gated", dropout=0.1) for name in ("eager", "again"))
-    without = on_text(tmp_path / "without", "gated")
-    graph = on_text(tmp_path / "graph", "gated", dropout=0.1, graphs=True)
-    assert len(replays) == STEPS
-    dropped = (eager - without).norm()
-    assert (eager - again).norm() < 0.1 * dropped, "else this says nothing"
-    assert (graph - eager).norm() < 0.1 * dropped
-
-
-@pytest.mark.parametrize("after", [None, False], ids=["with graphs", "without"])
-def test_a_stopped_run_goes_on_the_same(after, tmp_path, replays):
-    exact = on_images(tmp_path / "exact", "mirror", precision="fp32")
-    whole = on_images(tmp_path / "whole", "mirror", graphs=None)
-    changes = {"checkpoint_seconds": 1e-9}
-    with pytest.raises(KeyboardInterrupt):
-        on_images(tmp_path / "parts", "mirror", Stopping(), graphs=None, **changes)
-    before = len(replays)
-    parts = on_images(tmp_path / "parts", "mirror", graphs=after, **changes)
-    assert len(replays) - before == (0 if after is False else STEPS // 2 - 4)
-    assert_same_training(parts, whole, exact)
 
 
 def test_a_step_that_waits_for_the_device_is_told_and_trained_as_it_is(tmp_path, replays):

@@ -8,24 +8,9 @@ import torch
 from linattn.lab.tasks import load
 from linattn.lab.train import config as module
 from linattn.lab.train.command import TrainImages
-from linattn.lab.train.config import RECIPES, TrainConfig
+from linattn.lab.train.config import TrainConfig
 from linattn.support import options
 from linattn.support.options import OptionError
-
-# Every option with a value that is not the recipe's.
-GIVEN = {
-    "warmup_epochs": "0.5", "weight_decay": "0.3", "clip_norm": "2.0", "label_smoothing": "0.2", "ema_decay": "0.9",
-    "mixup": "0.4", "cutmix": "0.6", "rand_augment": "m9-n2", "erasing": "0.1", "crop_padding": "1", "flip": "yes",
-    "precision": "bf16", "compile": "true", "energy_loss": "0.1", "epochs": "7", "batch_size": "64", "lr": "0.1",
-    "min_lr": "0.0", "seed": "3", "checkpoint_seconds": "1",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipes_make_sense(name):
-    config = TrainConfig.parse({"recipe": name, "device": "cpu"})
-    assert config.warmup_epochs < config.epochs
-    assert config.recipe == name
 
 
 def test_deit_is_the_published_recipe():
@@ -34,13 +19,6 @@ def test_deit_is_the_published_recipe():
     assert config.lr == pytest.approx(5e-4 * config.batch_size / 512)
     assert (config.mixup, config.cutmix, config.erasing, config.label_smoothing) == (0.8, 1.0, 0.25, 0.1)
     assert (config.rand_augment, config.clip_norm) == ("m9-mstd0.5-inc1", None)
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_an_option_changes_its_own_field_alone(name):
-    plain = TrainConfig.parse({"device": "cpu"}).values()
-    changed = TrainConfig.parse({"device": "cpu", name: GIVEN[name]}).values()
-    assert [field for field in plain if plain[field] != changed[field]] == [name]
 
 
 @pytest.mark.parametrize(("name", "off"), [("clip_norm", "0"), ("ema_decay", "0.0"), ("rand_augment", "")])
@@ -86,40 +64,19 @@ def test_a_warm_up_that_is_not_given_fits_into_the_epochs():
         TrainConfig.parse({"epochs": "few"})
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
         ("epochs", 0, "at least 1"),
-        ("epochs", 2.5, "integer"),
-        ("epochs", True, "integer"),
-        ("batch_size", -3, "at least 1"),
         ("lr", 0.0, "above 0"),
-        ("lr", NAN, "above 0"),
-        ("lr", INF, "above 0"),
-        ("lr", "fast", "number"),
-        ("min_lr", -1e-9, "at least 0"),
         ("min_lr", 1.0, "lr = 0.001"),
-        ("warmup_epochs", -1, "at least 0"),
         ("warmup_epochs", 31, "epochs = 30"),
-        ("weight_decay", -0.1, "at least 0"),
-        ("betas", (0.9,), "two numbers"),
-        ("betas", (0.9, 1.0), "below 1"),
         ("clip_norm", 0.0, "above 0"),
         ("label_smoothing", 1.0, "below 1"),
-        ("ema_decay", 1.0, "below 1"),
         ("ema_decay", 0.0, "above 0"),
-        ("mixup", -0.1, "at least 0"),
-        ("cutmix", NAN, "at least 0"),
         ("rand_augment", "strong", "m9-n2"),
         ("erasing", 1.5, "at most 1"),
-        ("crop_padding", -1, "at least 0"),
         ("precision", "fp8", "fp32, bf16"),
-        ("recipe", "resnet", "digits, small_images, deit"),
-        ("seed", -1, "at least 0"),
-        ("checkpoint_seconds", 0, "above 0"),
         ("graphs", 1, "true or false"),
     ],
 )

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from PIL import Image
+from tests.lab.train.test_batches import equal
 
 from linattn.lab.tasks import load_images
-from linattn.lab.train.batches import create_batches
+from linattn.lab.train.batches import FolderBatches, create_batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.folders import FolderBatches
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")
@@ -34,12 +34,6 @@ def batches(data, workers=0, rank=0, processes=1, **options):
     return FolderBatches(data, config, CPU, rank=rank, processes=processes, workers=workers)
 
 
-def equal(found, expected):
-    found, expected = list(found), list(expected)
-    assert len(found) == len(expected)
-    return all(torch.equal(a, b) for pair in zip(found, expected, strict=True) for a, b in zip(*pair, strict=True))
-
-
 def numbers(images):
     """Which picture, by the red of its centre; crops keep it wherever they take some of the middle half."""
     red = images[:, 0, 8, 8] * STD[0] + MEAN[0]
@@ -61,7 +55,7 @@ def test_an_epoch_has_fixed_shapes_and_each_picture_once(data):
     epoch = list(given.train(0))
     assert len(epoch) == given.steps_per_epoch == 3
     assert all(images.shape == (4, 3, 16, 16) and labels.dtype == torch.int64 for images, labels in epoch)
-    used = given.sampler.shares.indices(0).flatten().tolist()
+    used = given.indices(0).flatten().tolist()
     labels = torch.cat([labels for _, labels in epoch]).tolist()
     assert len(set(used)) == 12
     assert labels == [int(i >= 7) for i in used]
@@ -85,20 +79,6 @@ def test_an_epoch_left_in_the_middle_does_not_leak_into_the_next(data):
     given = batches(data, workers=2)
     next(given.train(0))
     assert equal(given.train(1), batches(data).train(1))
-
-
-def test_processes_share_the_batches_of_one(data):
-    whole = [images for images, _ in batches(data).train(0)]
-    ranks = [batches(data, rank=rank, processes=2) for rank in (0, 1)]
-    steps = zip(*([images for images, _ in rank.train(0)] for rank in ranks), strict=True)
-    assert all(torch.equal(torch.cat(parts), images) for parts, images in zip(steps, whole, strict=True))
-    tested = sorted(n for rank in ranks for images, _ in rank.test() for n in numbers(images))
-    assert tested == list(range(7))
-
-
-def test_pictures_of_an_epoch_are_augmented_differently(data):
-    first, second = (torch.cat([images for images, _ in batches(data, seed=s).train(0)]) for s in (0, 1))
-    assert len({bytes(image.flatten().numpy()) for image in torch.cat((first, second))}) == 24
 
 
 def test_the_strongest_magnitude_can_be_trained_with(data):

@@ -13,13 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.lab.train import rounds
-from linattn.lab.train.accelerator import create_accelerator
-from linattn.lab.train.config import TrainConfig, learning_rate
-from linattn.lab.train.loop import DivergedError, EpochRecord, Run, train
-from linattn.lab.train.meter import Meter
+from linattn.lab.train.config import TrainConfig
+from linattn.lab.train.loop import EpochRecord, Run, train
+from linattn.lab.train.rounds import DivergedError
 from linattn.support import extras
 from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
+from linattn.support.schedule import warmed_cosine
 from linattn.support.seeds import seed_step
 
 
@@ -99,26 +99,6 @@ def test_what_is_reported_is_what_the_kept_weights_give(tmp_path, ema_decay):
     assert result.seconds == pytest.approx(sum(record.seconds for record in result.epochs))
 
 
-def test_gradients_are_no_longer_than_allowed(tmp_path):
-    def norms_of(config, folder):
-        norms = []
-
-        def look(optimizer, args, kwargs):
-            grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
-            norms.append(torch.stack([g.double().square().sum() for g in grads]).sum().sqrt().item())
-
-        handle = register_optimizer_step_pre_hook(look)
-        run(folder, config)
-        handle.remove()
-        assert len(norms) == CONFIG.epochs * STEPS
-        return norms
-
-    free = norms_of(replace(CONFIG, clip_norm=None), tmp_path / "free")
-    clipped = norms_of(replace(CONFIG, clip_norm=0.05), tmp_path / "clipped")
-    assert min(free) > 0.05
-    assert clipped == pytest.approx([0.05] * len(clipped), rel=1e-3)  # torch adds 1e-6 to the norm it divides by
-
-
 def test_on_step_sees_the_epoch_grow_and_ends_with_its_mean(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", 0.0)
     steps, epochs = [], []
@@ -148,9 +128,6 @@ def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
     """Between two readings nothing is read. The optimiser is left out: on the CPU it reads its own counter of steps,
     which the fused one of a GPU does not."""
     monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", math.inf)
-    readings = []
-    read = Meter.read
-    monkeypatch.setattr(Meter, "read", lambda meter, *a: readings.append(meter) or read(meter, *a))
     one_step = Run.train_step
     counter = CountReads()
 
@@ -165,7 +142,6 @@ def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
     before.remove()
     after.remove()
     assert counter.reads == 0
-    assert len(readings) == 2 * CONFIG.epochs, "once an epoch, and once for its evaluation"
     with counter:
         torch.ones(1).item()
     assert counter.reads == 1, "the counter counts"
@@ -179,14 +155,11 @@ class Poisoned(SmallBatches):
             yield (images * math.nan if (epoch, step) >= (1, 2) else images), labels
 
 
-@pytest.mark.parametrize("seconds", [0.0, math.inf])
-def test_a_loss_that_is_no_number_stops_and_says_where(tmp_path, monkeypatch, seconds):
-    """The step is named exactly, however late it is found out."""
-    monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", seconds)
-    with pytest.raises(DivergedError, match=r"epoch 1, step 2, learning rate") as caught:
+def test_a_loss_that_is_no_number_stops_and_says_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", 0.0)
+    rate = warmed_cosine(STEPS + 2, 3 * STEPS, STEPS, CONFIG.lr, CONFIG.min_lr)
+    with pytest.raises(DivergedError, match=rf"epoch 1, step 2, learning rate {rate:g}"):
         run(tmp_path, batches=Poisoned())
-    assert (caught.value.epoch, caught.value.step) == (1, 2)
-    assert caught.value.lr == learning_rate(STEPS + 2, STEPS, CONFIG)
     assert len(log_without_seconds(tmp_path)) == 1
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["epoch"] == 1
 
@@ -225,25 +198,10 @@ def test_compiled_blocks_train_the_same_and_keep_their_names(tmp_path, monkeypat
     assert names == plain.state_dict().keys()
 
 
-def test_soft_targets_are_trained_on(tmp_path):
-    class Soft(SmallBatches):
-        def train(self, epoch, first_step=0):
-            for images, labels in super().train(epoch, first_step):
-                yield images, 0.7 * F.one_hot(labels, 3).float() + 0.1
-
-    hard, _ = run(tmp_path / "hard", replace(CONFIG, label_smoothing=0.3))
-    soft, _ = run(tmp_path / "soft", replace(CONFIG, label_smoothing=0.3), batches=Soft())
-    for a, b in zip(hard.parameters(), soft.parameters(), strict=True):
-        torch.testing.assert_close(a, b)  # the same targets, written in two ways
-
-
 def test_bad_settings_are_told_before_any_work(tmp_path, monkeypatch):
     folder = tmp_path / "new"
     with pytest.raises(OptionError, match="lr"):
         run(folder, replace(CONFIG, lr=-1.0))
-    accelerator = create_accelerator(CONFIG)
-    with pytest.raises(OptionError, match="precision"):
-        run(folder, replace(CONFIG, precision="bf16"), accelerator=accelerator)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(extras.MissingExtraError, match=r"linattn\[lab\]"):
         run(folder)

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from linattn.lab.train.accelerator import create_optimizer, split_by_decay
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.ema import WeightAverage
-from linattn.lab.train.loop import training_loss
-from linattn.lab.train.meter import Meter
-from linattn.lab.train.optimizer import create_optimizer, split_by_decay
+from linattn.lab.train.loop import WeightAverage, sums_of, training_loss
+from linattn.lab.train.rounds import read
 from linattn.lab.train.text.config import TextConfig
 from linattn.layers import Attention
 from linattn.models.vision import create_vit
-from linattn.support.compiling import compile_blocks, safe_options
+from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
 
 
@@ -56,7 +55,7 @@ def test_a_config_may_say_what_is_added_to_the_denominator(config, eps):
 
 
 def test_the_average_is_the_explicit_sum():
-    """``a_n = d^n w_0 + (1 - d) sum_i d^(n-i) w_i``, in fp64; buffers are not averaged."""
+    """``a_n = d^n w_0 + (1 - d) sum_i d^(n-i) w_i``, in fp64; own weights come back to the last bit."""
     torch.manual_seed(0)
     model, decay, steps = nn.Linear(3, 2).double(), 0.8, 7
     average = WeightAverage(model, decay)
@@ -64,31 +63,15 @@ def test_the_average_is_the_explicit_sum():
     for _ in range(steps):
         with torch.no_grad():
             model.weight.copy_(torch.randn_like(model.weight))
-        average.update(model)
+        average.update()
         weights.append(model.weight.detach().clone())
     expected = decay**steps * weights[0]
     for i, weight in enumerate(weights[1:], 1):
         expected = expected + (1 - decay) * decay ** (steps - i) * weight
-    with average.lent_to(model):
-        torch.testing.assert_close(model.weight.detach(), expected, rtol=0, atol=1e-12)
+    average.swap()
+    torch.testing.assert_close(model.weight.detach(), expected, rtol=0, atol=1e-12)
+    average.swap()
     assert torch.equal(model.weight, weights[-1])
-
-
-def test_own_weights_come_back_after_an_error_too():
-    model = nn.Linear(2, 2)
-    average = WeightAverage(model, 0.5)
-    with torch.no_grad():
-        model.weight.add_(1)
-    own = model.weight.detach().clone()
-
-    def break_inside():
-        with average.lent_to(model):
-            assert not torch.equal(model.weight, own)
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        break_inside()
-    assert torch.equal(model.weight, own)
 
 
 def test_label_smoothing_is_its_formula():
@@ -108,24 +91,10 @@ def test_low_precision_logits_give_an_fp32_loss():
     assert loss.item() == pytest.approx(math.log(1 + math.exp(float(logits[0, 1] - logits[0, 0]))), rel=1e-6)
 
 
-def test_the_meter_weighs_batches_by_their_size():
-    meter = Meter(torch.device("cpu"))
-    meter.add(torch.tensor(1.0), torch.eye(3), torch.tensor([0, 1, 0]))  # two of three
-    meter.add(torch.tensor(5.0), torch.eye(2), torch.tensor([[0.9, 0.1], [0.6, 0.4]]))  # one of two, shares
-    reading = meter.read()
-    assert reading.loss == pytest.approx((3 * 1 + 2 * 5) / 5)
-    assert reading.accuracy == pytest.approx(60.0)
-    other = Meter(torch.device("cpu"))
-    other.restore(meter.as_row())
-    assert other.read() == reading
-
-
-def test_the_meter_knows_the_step_that_broke_the_sum():
-    meter = Meter(torch.device("cpu"))
-    for loss in (1.0, 2.0, float("nan"), 1.0, float("inf"), 1.0):
-        meter.add(torch.tensor(loss), torch.eye(2), torch.tensor([0, 1]))
-    assert meter.read().finite_steps == 2
-    assert math.isnan(meter.read().loss)
+def test_batches_are_weighed_by_their_size():
+    sums = sums_of(torch.tensor(1.0), torch.eye(3), torch.tensor([0, 1, 0]))  # two of three
+    sums = sums + sums_of(torch.tensor(5.0), torch.eye(2), torch.tensor([[0.9, 0.1], [0.6, 0.4]]))  # one of two, shares
+    assert read(sums) == pytest.approx(((3 * 1 + 2 * 5) / 5, 60.0))
 
 
 def test_equal_blocks_are_compiled_once_and_names_stay():
@@ -144,42 +113,6 @@ def test_equal_blocks_are_compiled_once_and_names_stay():
     torch.testing.assert_close(model(images), expected)
     assert len(graphs) == 1
     assert list(model.state_dict()) == names
-
-
-def test_many_models_of_one_process_are_all_compiled():
-    """Their blocks share a function, and torch stops compiling it at its limit: eight graphs where nobody raises it."""
-    graphs = []
-
-    class Block(nn.Module):
-        def __init__(self, number):
-            super().__init__()
-            self.number = number
-
-        def forward(self, x):
-            return x * self.number
-
-    torch._dynamo.reset()
-    for number in range(10):
-        model = nn.Module()
-        model.blocks = nn.ModuleList([Block(number + 0.5)])
-        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
-            compile_blocks(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
-            assert model.blocks[0](torch.ones(2)).tolist() == [number + 0.5] * 2
-    assert len(graphs) == 10
-
-
-def test_a_mode_is_taken_with_the_safe_options(monkeypatch):
-    """torch takes a mode or options, not both."""
-    given = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: given.append(options))
-    model = nn.Module()
-    model.blocks = nn.ModuleList([nn.Linear(2, 2)])
-    compile_blocks(model, mode="reduce-overhead")
-    compile_blocks(model)
-    compile_blocks(model, mode="reduce-overhead", backend="aot_eager")
-    assert given[0] == {"dynamic": False, "options": safe_options() | {"triton.cudagraphs": True}}
-    assert given[1] == {"dynamic": False, "options": safe_options()}
-    assert given[2] == {"dynamic": False, "mode": "reduce-overhead", "backend": "aot_eager"}
 
 
 def test_a_model_without_blocks_is_not_compiled_in_silence():

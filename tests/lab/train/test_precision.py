@@ -6,7 +6,7 @@ from linattn.lab.train.accelerator import create_accelerator, matrix_products
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import evaluate
 from linattn.models.vision import create_vit
-from linattn.support.compiling import compile_blocks, safe_options
+from linattn.support.compiling import compile_blocks
 
 
 def test_tf32_is_allowed_for_bf16_alone_and_taken_back():
@@ -33,17 +33,6 @@ def test_a_smaller_last_batch_meets_the_model_in_the_shape_of_the_others_and_cou
     logits = torch.stack([images.sum((1, 2, 3)), torch.zeros(10)], dim=1)
     assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
     assert found.accuracy == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
-
-
-def test_what_gives_wrong_gradients_is_switched_off_where_inductor_has_it():
-    from torch._inductor import config
-
-    known = {
-        "triton.mix_order_reduction": hasattr(config.triton, "mix_order_reduction"),
-        "loop_ordering_after_fusion": hasattr(config, "loop_ordering_after_fusion"),
-        "comprehensive_padding": hasattr(config, "comprehensive_padding"),
-    }
-    assert safe_options() == {name: False for name, there in known.items() if there}
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ timm = pytest.importorskip("timm")
 from tests.models.vision.timm_cases import FAMILIES, VIT, build, pictures  # noqa: E402
 
 from linattn.convert.adapters.timm import KNOWN, window_parts  # noqa: E402
-from linattn.convert.layer.scores import biased_zeros  # noqa: E402
+from linattn.convert.vision import biased_zeros  # noqa: E402
 from linattn.mechanisms.zeros_softmax import ZerosSoftmax  # noqa: E402
 from linattn.models.vision import convert  # noqa: E402
 

@@ -6,13 +6,13 @@ takes attention with rotary positions, biases of scores, windows or reduced keys
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.convert.adapters.base import Adapter, Projected, Site, is_of, join_heads, split_heads
+from linattn.convert.adapters.families import Adapter, Projected, Site, is_of, join_heads, split_heads
 from linattn.convert.plan import LayerShape
 
 TABLE = "a relative position bias"
@@ -25,28 +25,26 @@ class TimmAttention(Adapter):
     ``q, k, v = qkv(x)`` or one projection for each, with norms of q and k; ``y = proj(norm(o) [sigmoid(gate(x))])``.
     """
 
-    lora_targets: ClassVar[tuple[str, ...]] = ("qkv", "proj")
-    arguments: ClassVar[tuple[str, ...]] = ("x", "attn_mask", "is_causal")
+    projections: tuple[str, ...] = ("qkv", "proj")
+    arguments: tuple[str, ...] = ("x", "attn_mask", "is_causal")
     biases: ClassVar[dict[str, str]] = {}  # of scores: name -> description; only mechanisms with scores keep them
-    prefixed: ClassVar[bool] = True  # whether the tokens before the plane are in the layer's input
-    rotates: ClassVar[bool] = False  # whether the layer is given rotary positions
+    prefixed: bool = True  # whether the tokens before the plane are in the layer's input
+    rotates: bool = False  # whether the layer is given rotary positions
 
     def matches(self, model: nn.Module) -> bool:
         return is_of(model, "VisionTransformer", package="timm.")
 
     def sites(self, model: nn.Module) -> list[Site]:
-        blocks: Any = model.get_submodule("blocks")
-        return [self._site(f"blocks.{index}", index, block) for index, block in enumerate(blocks)]
-
-    def _site(self, name: str, index: int, block: nn.Module) -> Site:
-        attention: Any = getattr(block, "attn", None)
-        if is_of(attention, "Attention", package="timm.") or hasattr(attention, "core"):  # with a core: converted
-            return Site(f"{name}.attn", index, self.shape(attention))
-        kind = type(block if attention is None else attention).__name__
-        return Site(name, index, LayerShape(0, 0, 0, 0, causal=False), False, f"{kind} is not timm's plain attention")
-
-    def shape(self, module: Any) -> LayerShape:
-        return LayerShape(module.num_heads, module.num_heads, module.head_dim, module.qkv.in_features, causal=False)
+        found, blocks = [], cast("nn.ModuleList", model.get_submodule("blocks"))
+        for i, block in enumerate(blocks):
+            attn: Any = getattr(block, "attn", block)
+            if is_of(attn, "Attention", package="timm.") or hasattr(attn, "core"):  # with a core: converted
+                shape = LayerShape(attn.num_heads, attn.num_heads, attn.head_dim, attn.qkv.in_features, causal=False)
+                found.append(Site(f"blocks.{i}.attn", i, shape))
+            else:
+                why_not = f"{type(attn).__name__} is not timm's plain attention"
+                found.append(Site(f"blocks.{i}", i, LayerShape(0, 0, 0, 0, causal=False), why_not))
+        return found
 
     def hidden(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The input is also kept among the arguments by name, since the gate of the output reads it."""
@@ -69,7 +67,7 @@ class TimmAttention(Adapter):
         q, k, v = (split_heads(part, module.head_dim) for part in (q, k, v))
         if getattr(module, "q_norm", None) is not None:
             q, k = module.q_norm(q), module.k_norm(k)
-        return Projected(q, k, v)
+        return q, k, v
 
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> Tensor:
         """Apply the layer's own norm and gate of the output, then its projection."""
@@ -119,8 +117,8 @@ class TimmAttention(Adapter):
 class RotaryAttention(TimmAttention):
     """``timm.layers.AttentionRope`` and EVA's attention, which get rotary positions in the call."""
 
-    arguments: ClassVar[tuple[str, ...]] = ("x", "rope", "attn_mask", "is_causal")
-    rotates: ClassVar[bool] = True
+    arguments: tuple[str, ...] = ("x", "rope", "attn_mask", "is_causal")
+    rotates: bool = True
 
     def check(self, module: Any) -> None:
         if module.plan.rotary == "features" and type(module.mechanism).rotates is None:
@@ -160,7 +158,7 @@ class BeitAttention(TimmAttention):
     Each layer has its table of biases, or all share one, which the model passes.
     """
 
-    arguments: ClassVar[tuple[str, ...]] = ("x", "shared_rel_pos_bias")
+    arguments: tuple[str, ...] = ("x", "shared_rel_pos_bias")
     biases: ClassVar[dict[str, str]] = {"relative_position_bias_table": TABLE, "relative_position_index": TABLE}
 
     def seen_keys(self, module: Any, **kwargs: Any) -> dict[str, Any]:
@@ -178,8 +176,8 @@ class WindowAttention(BeitAttention):
     windows larger by timm's ``model.set_input_size(window_size=...)``.
     """
 
-    arguments: ClassVar[tuple[str, ...]] = ("x", "mask")
-    prefixed: ClassVar[bool] = False
+    arguments: tuple[str, ...] = ("x", "mask")
+    prefixed: bool = False
 
     def attend(self, module: Any, x: Tensor, **kwargs: Any) -> Tensor:
         q, k, v = self.project(module, x)
@@ -211,7 +209,7 @@ class ReducedAttention(TimmAttention):
     mechanism with gates for every key needs this.
     """
 
-    arguments: ClassVar[tuple[str, ...]] = ("x", "feat_size")
+    arguments: tuple[str, ...] = ("x", "feat_size")
 
     def check(self, module: Any) -> None:
         if getattr(module, "sr", None) is None:
@@ -237,8 +235,7 @@ class ReducedAttention(TimmAttention):
             y = module.sr(y if module.pool is None else module.pool(y))
             y = module.norm(y.flatten(2).transpose(1, 2))
             source = y if module.act is None else module.act(y)
-        parts = (module.q(x), *module.kv(source).chunk(2, -1))
-        q, k, v = (split_heads(part, module.head_dim) for part in parts)
+        q, k, v = (split_heads(part, module.head_dim) for part in (module.q(x), *module.kv(source).chunk(2, -1)))
         return module.attend(q, k, v, x, spatial_shape=(int(height), int(width)))
 
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> Tensor:

@@ -1,8 +1,8 @@
 """The kernel of softmax attention, its positive random features, and how many of them it takes.
 
-With ``y = sqrt(scale) x`` and ``phi(x; z) = exp(z . y - |y|^2 / 2)`` the kernel is a mean over z:
+With ``y = x / D^{1/4}`` and ``phi(x; z) = exp(z . y - |y|^2 / 2)`` the kernel is a mean over z:
 
-    K(x, x') = exp(scale x . x') = E_{z ~ N(0, I)} phi(x; z) phi(x'; z)
+    K(x, x') = exp(x . x' / sqrt(D)) = E_{z ~ N(0, I)} phi(x; z) phi(x'; z)
 
 On J points with Gram matrix ``S = [K(x_i, x_j)]``, whose largest eigenvalue is s_1, the ridge leverage score of z and
 the degrees of freedom at a tolerance lambda, in units of s_1, are
@@ -31,10 +31,6 @@ class PositiveFeatures(NamedTuple):
     z: Tensor  # (H, M, D)
     log_alpha: Tensor  # (H, M)
 
-    @property
-    def number(self) -> int:
-        return self.z.shape[-2]
-
 
 def normal_features(heads: int, count: int, dim: int, generator: Generator | None = None) -> PositiveFeatures:
     """Draw features uniformly: ``z ~ N(0, I)``, ``alpha = 1``."""
@@ -42,17 +38,15 @@ def normal_features(heads: int, count: int, dim: int, generator: Generator | Non
     return PositiveFeatures(z, z.new_zeros(heads, count))
 
 
-def scaled(x: Tensor, scale: float | None = None) -> Tensor:
-    """``y = sqrt(scale) x``, so that ``K(x, x') = exp(y . y')``; None: ``1 / sqrt(D)``, as in softmax attention."""
-    if scale is not None and not scale > 0:
-        raise ValueError(f"scale must be > 0, or None for 1 / sqrt(D), got {scale!r}")
-    return x * (x.shape[-1] ** -0.25 if scale is None else math.sqrt(scale))
+def scaled(x: Tensor) -> Tensor:
+    """``y = x / D^{1/4}``, so that ``K(x, x') = exp(y . y')``."""
+    return x * x.shape[-1] ** -0.25
 
 
 def log_features(y: Tensor, features: PositiveFeatures) -> Tensor:
     """``log Phi`` of scaled inputs: ``(..., H, N, D) -> (..., H, N, M)``. In logarithms, since Phi itself overflows."""
     z, log_alpha = (part.to(y) for part in features)
-    half = (log_alpha - math.log(features.number)) / 2
+    half = (log_alpha - math.log(z.shape[-2])) / 2
     return y @ z.mT - y.square().sum(-1, keepdim=True) / 2 + half.unsqueeze(-2)
 
 
@@ -76,16 +70,14 @@ class Spectrum(NamedTuple):
     log_top: Tensor  # (...), logarithm of the largest eigenvalue of [K(x_i, x_j)]
 
 
-def spectrum(points: Tensor, scale: float | None = None, *, vectors: bool = False) -> Spectrum:
+def spectrum(points: Tensor, *, vectors: bool = False) -> Spectrum:
     """Eigenvalues of ``[K(x_i, x_j)] (J, J)`` of points ``(..., J, D)``, in fp64, in units of the largest.
 
     ``K(x, x) >= 1`` grows exponentially with the norm of x, and the paper's text leaves the matrix's scale open. In
     these units the result does not change when all scores are shifted, and nothing overflows: the largest score is
     subtracted before the exponential.
     """
-    if points.shape[-2] < 1:
-        raise ValueError(f"points must be (..., J, D) with J >= 1, got {tuple(points.shape)}")
-    y = scaled(points.double(), scale)
+    y = scaled(points.double())
     scores = y @ y.mT
     largest = scores.amax((-2, -1), keepdim=True)
     gram = (scores - largest).exp()
@@ -98,12 +90,10 @@ def spectrum(points: Tensor, scale: float | None = None, *, vectors: bool = Fals
 
 def effective_dimension(values: Tensor, tolerance: float) -> Tensor:
     """``N = sum_i s_i / (s_i + lambda)`` of relative eigenvalues: ``(..., J) -> (...)``."""
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be > 0, got {tolerance!r}")
     return (values / (values + tolerance)).sum(-1)
 
 
-def kernel_degrees(points: Tensor, tolerance: float = 2**-8, scale: float | None = None) -> Tensor:
+def kernel_degrees(points: Tensor, tolerance: float = 2**-8) -> Tensor:
     """Degrees of freedom of each head: ``points (..., J, D) -> (...)``, between ``1 / (1 + tolerance)`` and J.
 
     Example:
@@ -111,7 +101,7 @@ def kernel_degrees(points: Tensor, tolerance: float = 2**-8, scale: float | None
         >>> round(kernel_degrees(torch.ones(1, 50, 8), 2**-4).item(), 4)  # one point, 50 times: 1 / (1 + 1/16)
         0.9412
     """
-    return effective_dimension(spectrum(points, scale).values, tolerance)
+    return effective_dimension(spectrum(points).values, tolerance)
 
 
 class LeverageDensity:
@@ -130,11 +120,9 @@ class LeverageDensity:
         limit: upper bound of ``tau(z) / q(z)`` for every z: N up to a thousandth.
     """
 
-    def __init__(self, points: Tensor, tolerance: float = 2**-8, scale: float | None = None) -> None:
-        if points.dim() != 2:
-            raise ValueError(f"points must be (J, D), got {tuple(points.shape)}")
-        self.tolerance, self._y = tolerance, scaled(points.double(), scale)
-        values, vectors, self._log_top = spectrum(points, scale, vectors=True)
+    def __init__(self, points: Tensor, tolerance: float = 2**-8) -> None:
+        self.tolerance, self._y = tolerance, scaled(points.double())
+        values, vectors, self._log_top = spectrum(points, vectors=True)
         assert vectors is not None
         self.degrees = float(effective_dimension(values, tolerance))
         # Directions with an eigenvalue far below the tolerance change tau by a thousandth at most, and are left out.
@@ -170,11 +158,3 @@ class LeverageDensity:
             alphas.append(math.log(self.limit) - log_tau[taken][:missing])
             missing -= len(drawn[-1])
         return PositiveFeatures(torch.cat(drawn)[None], torch.cat(alphas)[None])
-
-
-def leverage_features(
-    points: Tensor, count: int, tolerance: float = 2**-8, scale: float | None = None, generator: Generator | None = None
-) -> PositiveFeatures:
-    """Draw ``count`` features by leverage scores for each head: ``points (H, J, D)`` -> z ``(H, M, D)``."""
-    heads = [LeverageDensity(head, tolerance, scale).draw(count, generator) for head in points]
-    return PositiveFeatures(torch.cat([head.z for head in heads]), torch.cat([head.log_alpha for head in heads]))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.convert.evaluate.quiet import quiet
+from linattn.convert.training.loop import quiet
 from linattn.support.extras import need
 
 

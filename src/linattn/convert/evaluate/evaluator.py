@@ -1,17 +1,19 @@
-"""Takes the same figures of a model at each stage of its conversion."""
+"""Takes the same figures of a model at each stage of its conversion, and with parts of it switched off."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise, product
+from math import sqrt
 from typing import Any
 
 from torch import Tensor
 
-from linattn.convert.evaluate.ablation import FULL, ablations, needle_worth, perplexity_worth, variants
-from linattn.convert.evaluate.decoding import decoding, prompts_of, samples
+from linattn.convert.convert import linearized_layers
 from linattn.convert.evaluate.embeddings import Labelled, agreement, probe, sentence_vectors, sentences_of
+from linattn.convert.evaluate.measures import Perplexity, decoding, gain, perplexity, samples
 from linattn.convert.evaluate.needles import (
     HAYSTACKS,
     NOISE,
@@ -25,7 +27,6 @@ from linattn.convert.evaluate.needles import (
     needles_found,
     text_haystack,
 )
-from linattn.convert.evaluate.perplexity import Perplexity, perplexity
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
@@ -34,7 +35,11 @@ LEAST_NEEDLE = 64  # fewest tokens of a text that hides a number
 GPU_TOKENS = 16384  # tokens at once: fewer do not fill a GPU, and more would take gigabytes of logits
 LONGEST_SENTENCE = 256
 PIECE, LONGEST_PIECE = 1024, 4096  # tokens read at a time before decoding: softmax has a mask of all pairs
+PROMPT_WORDS = 24  # of a text that the models continue
 FIGURES = "Evaluation"
+FULL, NO_LINEAR, NO_SALIENT = "as converted", "without the linear part", "without salient tokens"
+WINDOW = "window alone"
+ERRORS = 2.0  # how many standard errors a difference must exceed to count
 
 Keep = Callable[[Mapping[str, Any], Callable[[], Mapping[str, Any]]], Mapping[str, Any]]
 """``keep(case, measure)``: the result of ``measure()``, or the one that was kept for the same case."""
@@ -91,8 +96,9 @@ class EvaluationOptions(Config):
         ``most``: the number of tokens that the model can take, where its positions are learned; more are refused.
 
         Example:
-            >>> EvaluationOptions(windows=3).suited(256, gpu=False).needle_lengths
-            (128, 256)
+            >>> suited = EvaluationOptions(windows=3).suited(256, gpu=False)
+            >>> suited.needle_lengths, suited.contexts
+            ((128, 256), (256, 512, 1024))
         """
         longest = min(most or positions or LONGEST, LONGEST)
         furthest = 32768 if gpu else 4 * longest
@@ -186,21 +192,24 @@ class Evaluator:
     def ablation(self, model: Any, stage: str) -> dict[str, Any] | None:
         """Perplexity and needles with parts of the attention switched off, and what each part is worth.
 
-        ``stage`` names the stage that measured this model with nothing switched off.
+        ``stage`` names the stage that measured this model with nothing switched off. Worth has rows with the ``gain``
+        of a part, in nats per token or in the share of needles found, its standard ``error``, and whether it
+        ``counts``: is twice its error.
         """
         if not self.causal or not self.options.ablate or variants(model) == [FULL]:
             return None
-
-        def measure(variant: str) -> tuple[list[Perplexity], list[dict[str, Any]]]:
+        figures: dict[str, tuple[list[Perplexity], list[dict[str, Any]]]] = {}
+        for variant in variants(model):
+            name = stage if variant == FULL else variant
             if variant != FULL:
                 self.tell(variant)
-            name = stage if variant == FULL else variant
-            return self._perplexities(name, model), self._needles(name, model)
-
-        figures = ablations(model, measure)
-        worth = needle_worth({name: rows for name, (_, rows) in figures.items()})
-        for number in range(len(figures[FULL][0])):
-            worth += perplexity_worth({name: windows[number] for name, (windows, _) in figures.items()})
+            with ablated(model, variant):
+                figures[variant] = self._perplexities(name, model), self._needles(name, model)
+        others = [(name, rows) for name, (_, rows) in figures.items() if name != FULL]
+        worth = [row for name, rows in others for row in needle_worth(name, figures[FULL][1], rows)]
+        for number, full in enumerate(figures[FULL][0]):
+            parts = [(name, windows[number]) for name, (windows, _) in figures.items() if name != FULL]
+            worth += [perplexity_worth(name, full, other) for name, other in parts]
         shown = {
             name: {"perplexity": [each.as_dict() for each in windows], "needle_by_length": by_length(rows)}
             for name, (windows, rows) in figures.items()
@@ -264,7 +273,7 @@ class Evaluator:
         return decoding(
             model,
             self.options.contexts or (),
-            text=[i for ids in self._ids for i in ids] or None,
+            text=[i for ids in self._ids for i in ids],
             steps=self.options.decode_steps,
             piece=min(max(self.options.batch_tokens or 1, PIECE), LONGEST_PIECE),
             seconds=self.options.decode_seconds,
@@ -272,7 +281,9 @@ class Evaluator:
         )
 
     def _samples(self, model: Any) -> list[dict[str, str]]:
-        prompts = prompts_of(self.texts, self.options.prompts)
+        """The model continues the first words of the first texts that have more."""
+        long = [words for text in self.texts if len(words := text.split()) > PROMPT_WORDS]
+        prompts = [" ".join(words[:PROMPT_WORDS]) for words in long[: self.options.prompts]]
         written = samples(model, self.tokenizer, prompts, max_new_tokens=self.options.new_tokens)
         return [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)]
 
@@ -290,3 +301,55 @@ class Evaluator:
             figures["probe_largest_class"] = labelled.largest_class
             self.tell(f"probe {figures['probe']:.2f} %, the largest class alone {labelled.largest_class:.2f} %")
         return figures
+
+
+@contextmanager
+def ablated(model: Any, variant: str) -> Iterator[None]:
+    """Switch the parts of a variant off in every layer that has a window; on exit they are all on."""
+    cores = _windowed(model)
+    try:
+        for core in cores:
+            core.zero_linear, core.zero_salient = variant in (NO_LINEAR, WINDOW), variant in (NO_SALIENT, WINDOW)
+        yield
+    finally:
+        for core in cores:
+            core.zero_linear = core.zero_salient = False
+
+
+def variants(model: Any) -> list[str]:
+    """Names of the variants that differ. Layers without a window stay whole: their parts are all they have."""
+    plans = [core.plan for core in _windowed(model)]
+    linear = any(plan.features != "none" for plan in plans)
+    salient = any(plan.budget is not None for plan in plans)
+    differ = {FULL: True, NO_LINEAR: linear, NO_SALIENT: salient, WINDOW: linear and salient}
+    return [name for name, does in differ.items() if does]
+
+
+def _windowed(model: Any) -> list[Any]:
+    cores: list[Any] = [layer.core for layer in linearized_layers(model).values()]
+    return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
+
+
+def perplexity_worth(name: str, full: Perplexity, other: Perplexity) -> dict[str, Any]:
+    """What a part adds: the full model's perplexity against that of a variant, over the windows that both saw."""
+    return _worth("perplexity", full.length, name, *gain(other, full))
+
+
+def needle_worth(name: str, full: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The full model's share of needles found against a variant's, by haystack and length.
+
+    The error is that of a difference of two shares, each of so many texts.
+    """
+    rows = []
+    for one, other in zip(by_length(full), by_length(others), strict=True):
+        # A share of 0 or 1 would have no spread; its variance is taken to be that of half a text at least.
+        shares = [(row["found"], row["count"]) for row in (one, other)]
+        error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p, count in shares))
+        row = _worth("needle", one["length"], name, one["found"] - other["found"], error)
+        rows.append(row | {"haystack": one["haystack"]})
+    return rows
+
+
+def _worth(figure: str, length: int, without: str, gained: float, error: float) -> dict[str, Any]:
+    counts = gained > ERRORS * error and gained > 0
+    return {"figure": figure, "length": length, "without": without, "gain": gained, "error": error, "counts": counts}

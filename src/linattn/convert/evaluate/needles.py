@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from linattn.convert.evaluate.perplexity import token_losses
-from linattn.convert.evaluate.quiet import quiet
+from linattn.convert.evaluate.measures import token_losses
+from linattn.convert.training.loop import quiet
 from linattn.support.options import OptionError
 
 SENTENCES = (
@@ -49,10 +49,6 @@ class Haystack:
     name: str
     sentences: Sequence[str]
     repeats: bool = False
-
-    def turn(self, first: int, count: int) -> list[str]:
-        """``count`` sentences starting at number ``first``; after the last sentence comes the first one again."""
-        return [self.sentences[(first + i) % len(self.sentences)] for i in range(count)]
 
     def place(self, turn: Sequence[str], depth: float) -> int:
         """How many sentences come before a needle at ``depth``, by number, or by characters where sizes differ.
@@ -157,7 +153,8 @@ def make_needle(
 
     @cache
     def made(sentences: int) -> tuple[str, list[int]]:
-        turn = haystack.turn(first, sentences)
+        # After the last sentence comes the first one again.
+        turn = [haystack.sentences[(first + i) % len(haystack.sentences)] for i in range(sentences)]
         place = haystack.place(turn, depth)
         prompt = _prompt("".join(turn[:place]), "".join(turn[place:]), key, number)
         return prompt, encode(f"{prompt} {number}")

@@ -20,15 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from linattn.convert.hf.masks import expand, linearized_mask, padding_mask
-from linattn.convert.layer.core import MechanismCore
+from linattn.convert.core import MechanismCore
+from linattn.convert.hf.converted import causal_in, padding_mask, refuse_options
 from linattn.convert.plan import LayerPlan, LayerShape
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 
 PREFIX = "linattn_"
-LINEARIZED = "linattn_linearized"
 # What some models ask of attention and no mechanism has: terms inside the softmax, offsets of packed sequences.
 UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "head_mask")
 
@@ -37,8 +35,7 @@ def register(options: Mapping[str, Mapping[str, Any]] | None = None) -> list[str
     """Register ``linattn_<mechanism>`` with transformers for every registered mechanism; returns these names.
 
     Mechanisms that compute gates from the layer's input, which attention functions do not receive, have a name too, but
-    raise an error that says so when they are used. Also registers ``linattn_linearized``, the implementation of
-    converted models.
+    raise an error that says so when they are used.
 
     Args:
         options: of mechanisms, by their names: ``{"mirror": {"reflections": 2}}``.
@@ -49,20 +46,11 @@ def register(options: Mapping[str, Mapping[str, Any]] | None = None) -> list[str
     options = options or {}
     for name in options:
         mechanism_info(name)  # refuses an unknown name
-    names = []
-    for mechanism in list_mechanisms():
-        name = PREFIX + mechanism
-        AttentionInterface.register(name, MechanismAttention(mechanism, dict(options.get(mechanism, {}))))
-        AttentionMaskInterface.register(name, padding_mask)
-        names.append(name)
-    register_linearized()
-    return names
-
-
-def register_linearized() -> None:
-    """Register ``linattn_linearized``: its mask is the 2-D one, and layers that were not converted use softmax."""
-    AttentionInterface.register(LINEARIZED, softmax_attention)
-    AttentionMaskInterface.register(LINEARIZED, linearized_mask)
+    mechanisms = list_mechanisms()
+    for name in mechanisms:
+        AttentionInterface.register(PREFIX + name, MechanismAttention(name, dict(options.get(name, {}))))
+        AttentionMaskInterface.register(PREFIX + name, padding_mask)
+    return [PREFIX + name for name in mechanisms]
 
 
 class MechanismAttention:
@@ -77,19 +65,11 @@ class MechanismAttention:
         self.built: WeakKeyDictionary[nn.Module, MechanismCore] = WeakKeyDictionary()
 
     def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        is_causal: bool | None = None,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, **others: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         self._refuse(module, dropout, attention_mask, others)
-        causal = _is_causal(module, is_causal)
+        causal = causal_in(module, is_causal)
         key_mask = None
         if attention_mask is not None:
             key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))  # a static cache has empty slots
@@ -129,26 +109,4 @@ class MechanismAttention:
             raise ValueError(f"output_attentions=True is not possible: {name} never has its weights")
         if mask is not None and mask.ndim != 2:
             raise ValueError(f"{name} needs a 2-D attention_mask (B, T), True = real token, got {tuple(mask.shape)}")
-        _refuse_options(name, UNKNOWN, others)
-
-
-def softmax_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """Softmax for the layers that were not converted, with the 2-D mask that converted layers use."""
-    _refuse_options(LINEARIZED, ("softcap", "s_aux"), options)
-    causal = _is_causal(module, options.get("is_causal"))
-    if attention_mask is None or attention_mask.ndim == 2:
-        attention_mask = expand(attention_mask, query.shape[2], key.shape[2], causal=causal)
-        attention_mask = None if attention_mask is None else attention_mask.to(query.device)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-
-
-def _is_causal(module: nn.Module, asked: bool | None) -> bool:
-    return bool(getattr(module, "is_causal", True) if asked is None else asked)
-
-
-def _refuse_options(name: str, unknown: tuple[str, ...], options: dict[str, Any]) -> None:
-    asked = [option for option in unknown if options.get(option) is not None]
-    if asked:
-        raise ValueError(f"{name} does not support what this model asks of its attention: {', '.join(asked)}")
+        refuse_options(name, UNKNOWN, others)

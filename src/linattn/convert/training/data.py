@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.convert.adapters import find_adapter
+from linattn.convert.adapters.families import find_adapter
 from linattn.convert.training.loop import Batch, Batches, StageOptions
 from linattn.support.documents import as_text, encode, read_documents
 from linattn.support.options import OptionError
@@ -162,7 +162,12 @@ class TokenBatches:
             draw, length = stream("recall", self.seed, epoch, number), int(lengths[number - place * self.batch_size])
             if torch.rand((), generator=draw) < self.recall_share:
                 row[:length] = ending_in_passages(row[:length], draw)
-        return {"input_ids": ids} if self.text.around is None else self._sentences(ids, lengths)
+        if self.text.around is None:
+            return {"input_ids": ids}
+        ids = _between(ids, self.text.around)
+        ids[torch.arange(self.batch_size), lengths + 1] = self.text.around[1]
+        mask = torch.arange(self.length) < (lengths + 2)[:, None]
+        return {"input_ids": ids.masked_fill(~mask, self.text.pad), "attention_mask": mask.long()}
 
     def _lengths(self, step: int) -> Tensor:
         """Tokens of each row, ``(B,)``, without marks and padding."""
@@ -170,20 +175,11 @@ class TokenBatches:
         if self.text.around is None:
             return torch.full((self.batch_size,), inner)
         least = min(inner, 4)
-        draw = stream("lengths", self.seed, step)
         # Lengths are uniform on a log scale: most sentences are far shorter than the longest.
-        share = torch.rand(self.batch_size, generator=draw)
+        share = torch.rand(self.batch_size, generator=stream("lengths", self.seed, step))
         lengths = (least * (inner / least) ** share).round().long().clamp(least, inner)
         lengths[0] = inner
         return lengths
-
-    def _sentences(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-        assert self.text.around is not None
-        rows, inner = ids.shape
-        ids = _between(ids, self.text.around)
-        ids[torch.arange(rows), lengths + 1] = self.text.around[1]
-        mask = torch.arange(inner + 2) < (lengths + 2)[:, None]
-        return {"input_ids": ids.masked_fill(~mask, self.text.pad), "attention_mask": mask.long()}
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells these batches from others."""
@@ -209,19 +205,13 @@ def ending_in_passages(ids: Tensor, draw: torch.Generator) -> Tensor:
     kept = len(ids) - len(ids) // REPEATED_PART
     parts, left = [ids[:kept]], len(ids) - kept
     while left > 0:
-        size = _passage_size(left, draw)
+        size = int(torch.randint(SHORTEST_PASSAGE, LONGEST_PASSAGE + 1, (), generator=draw))
+        if left - size < SHORTEST_PASSAGE:  # the rest of the tokens would be too short for a passage
+            size = left if left <= LONGEST_PASSAGE else left - SHORTEST_PASSAGE
         first = int(torch.randint(kept - size + 1, (), generator=draw))
         parts.append(ids[first : first + size])
         left -= size
     return torch.cat(parts)
-
-
-def _passage_size(left: int, draw: torch.Generator) -> int:
-    """A random size in the limits, chosen so that the rest of the ``left`` tokens is no shorter than the shortest."""
-    size = int(torch.randint(SHORTEST_PASSAGE, LONGEST_PASSAGE + 1, (), generator=draw))
-    if left - size >= SHORTEST_PASSAGE:
-        return size
-    return left if left <= LONGEST_PASSAGE else left - SHORTEST_PASSAGE
 
 
 def read_text(source: Source | Sequence[Source], tokenizer: Any, *, held_out: float = 0.1) -> TokenText:
@@ -234,10 +224,8 @@ def read_text(source: Source | Sequence[Source], tokenizer: Any, *, held_out: fl
     Args:
         held_out: share of the tokens to hold out, at least.
     """
-    if not 0 < held_out < 1:
-        raise OptionError("held_out", f"must be a share between 0 and 1, got {held_out!r}")
     sources = [source] if isinstance(source, str | PathLike) else source
-    if not isinstance(sources, Sequence) or not sources or not all(isinstance(x, str | PathLike) for x in sources):
+    if not isinstance(sources, Sequence) or not sources:
         raise OptionError("text", f"must be a path or a list of paths, got {source!r}")
     try:
         documents = [document for each in sources for document in read_documents(str(each))]
@@ -245,9 +233,8 @@ def read_text(source: Source | Sequence[Source], tokenizer: Any, *, held_out: fl
         raise OptionError("text", error.message) from error
     start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
     around = None if start is None or end is None else (start, end)
-    before, after = (
-        torch.tensor(ids, dtype=torch.int32) for ids in (_marks(tokenizer) if around is None else ([], []))
-    )
+    marks = _marks(tokenizer) if around is None else ([], [])
+    before, after = (torch.tensor(ids, dtype=torch.int32) for ids in marks)
     encoded = [torch.cat([before, encode(tokenizer, as_text(document)), after]) for document in documents]
     wanted = held_out * sum(len(ids) for ids in encoded)
     if len(encoded) == 1:

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from inspect import signature
 from math import isfinite
 from pathlib import Path
@@ -31,8 +30,6 @@ Batch = Mapping[str, Tensor]
 Batches = Callable[[int], Batch]
 """Returns the batch of a step. Since it depends on the number alone, a resumed run sees the same batches."""
 
-BETAS = (0.9, 0.99)
-DIGESTED = 1024  # numbers of each tensor that identify a model
 SECONDS_BETWEEN_LOOKS = 0.2  # since reading a loss waits for the device
 
 
@@ -77,10 +74,6 @@ class StageOptions(Config):
             raise OptionError("tokens", "needs a length to be counted in steps; give steps, or a length")
         return -(-self.tokens // (self.batch_size * length))
 
-    def rate(self, step: int, steps: int) -> float:
-        """Learning rate at a step."""
-        return warmed_cosine(step, steps, max(1, steps // 20), self.lr, self.lr / 100)
-
 
 class StageRun(ABC):
     """Base of a stage's training loop: parts with an optimiser each, and the losses of the steps done.
@@ -94,16 +87,9 @@ class StageRun(ABC):
     number: ClassVar[int]  # of the stage; it separates the random numbers of the two
 
     def __init__(
-        self,
-        model: nn.Module,
-        parts: Mapping[str, nn.Module],
-        options: StageOptions,
-        *,
-        batches: Batches,
-        folder: Path | None,
-        progress: Report | None,
-        accelerator: "Accelerator | None",
-    ) -> None:
+        self, model: nn.Module, parts: Mapping[str, nn.Module], options: StageOptions, *, batches: Batches,
+        folder: Path | None, progress: Report | None, accelerator: "Accelerator | None",
+    ) -> None:  # fmt: skip
         if accelerator is not None:
             model.to(accelerator.device)
         self.model, self.parts, self.options = model, nn.ModuleDict(parts), options
@@ -113,16 +99,13 @@ class StageRun(ABC):
         # One kernel for all weights of a part: parts are small and many.
         fused = True if self.device.type == "cuda" else None
         self.optimizers = {
-            name: AdamW(groups, lr=options.lr, betas=BETAS, weight_decay=0.0, fused=fused)
+            name: AdamW(groups, lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
             for name, part in parts.items()
             if (groups := _groups(self.trained(part), options.scale_factor))
         }
         self.steps = options.steps_of(options.length) if self.optimizers else 0
-        self.done = 0
-        self.memory: dict[str, Any] = {}  # what else the result depends on, for checkpoints
         self._losses: list[list[float]] = []  # of each step; those not yet read from the device wait
         self._waiting: list[Tensor] = []
-        self._looked = perf_counter()
 
     def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         """Parameters of a part by name."""
@@ -140,29 +123,36 @@ class StageRun(ABC):
     def result(self) -> dict[str, Any]:
         """The outcome that is written when all steps are done, ready for JSON."""
 
-    def begin(self) -> None:  # noqa: B027, one has nothing to do
-        """Called before the first step, but not when a stopped run is resumed."""
+    @property
+    def done(self) -> int:
+        return len(self._losses) + len(self._waiting)
 
     def go(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Run all steps, or those that are left; ``identity`` tells this run from others."""
         told: dict[str, Any] = getattr(self.batches, "fingerprint", dict)()
         processes = 1 if self.accelerator is None else self.accelerator.num_processes
         run = self.options.values(affecting=True) | {**identity, "batches": told, "processes": processes}
-        files, main = self.files, is_main(self.accelerator)
+        files, main, looked = self.files, is_main(self.accelerator), perf_counter()
         if files is not None and main:
             files.remove_halves()  # of a run that was killed
         if files is not None and (finished := files.load_result(run)) is not None:
             self.parts.load_state_dict(files.load_weights())
             return finished
         state = None if files is None else files.load_checkpoint(run)
-        if state is None:
-            self.begin()
-        else:
-            self._resume(state)
+        if state is not None:
+            self._losses = state["losses"]
+            self.parts.load_state_dict(state["parts"])
+            for name, optimizer in self.optimizers.items():
+                optimizer.load_state_dict(state["optimizers"][name])
         while self.done < self.steps:
             self._one_step()
+            if self.progress is not None and perf_counter() - looked > SECONDS_BETWEEN_LOOKS:
+                self.progress(self.done, self.steps, self.words(self.losses()[-1]))
+                looked = perf_counter()
             if files is not None and self.done % self.options.checkpoint_steps == 0 and self.done < self.steps:
-                state = self._state()  # raises before a broken state could replace a good one
+                losses = self.losses()  # raises before a broken state could replace a good one
+                optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+                state = {"losses": losses, "parts": self.parts.state_dict(), "optimizers": optimizers}
                 if main:
                     files.save_checkpoint(state | {"fingerprint": run})
         self.losses()  # raises if one of the last losses is not finite
@@ -188,36 +178,22 @@ class StageRun(ABC):
 
     def losses(self) -> list[list[float]]:
         """The losses of all steps, step by step; raises if one is not finite."""
-        for row in torch.stack(self._waiting).tolist() if self._waiting else ():
+        rows, self._waiting = torch.stack(self._waiting).tolist() if self._waiting else [], []
+        for row in rows:
             for name, value in zip(self.parts, row, strict=True):
                 if not isfinite(value):
                     raise UnstableError(name, len(self._losses))
             self._losses.append(row)
-        self._waiting.clear()
         return self._losses
 
     def _one_step(self) -> None:
         seed_step(self.options.seed, self.number, self.done)
-        rate = self.options.rate(self.done, self.steps)
+        lr, steps = self.options.lr, self.steps
+        rate = warmed_cosine(self.done, steps, max(1, steps // 20), lr, lr / 100)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
         self._waiting.append(self.step())
-        self.done += 1
-        if self.progress is not None and perf_counter() - self._looked > SECONDS_BETWEEN_LOOKS:
-            self.progress(self.done, self.steps, self.words(self.losses()[-1]))
-            self._looked = perf_counter()
-
-    def _state(self) -> dict[str, Any]:
-        optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-        return {"losses": self.losses(), "memory": self.memory, "parts": self.parts.state_dict(),
-                "optimizers": optimizers}  # fmt: skip
-
-    def _resume(self, state: dict[str, Any]) -> None:
-        self._losses, self.done, self.memory = state["losses"], len(state["losses"]), state["memory"]
-        self.parts.load_state_dict(state["parts"])
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], scale_factor: float) -> list[dict[str, Any]]:
@@ -231,11 +207,11 @@ def _groups(named: Iterable[tuple[str, nn.Parameter]], scale_factor: float) -> l
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """Call the model on a batch, without a cache."""
     parameters = signature(model.forward).parameters
-    quiet = {"use_cache": False} if "use_cache" in parameters else {}
-    return model(**batch, **quiet, **options)
+    uncached = {"use_cache": False} if "use_cache" in parameters else {}
+    return model(**batch, **uncached, **options)
 
 
-def shared(batch: Batch, device: torch.device, accelerator: "Accelerator | None") -> Batch:
+def shared(batch: Batch, device: torch.device, accelerator: "Accelerator | None" = None) -> Batch:
     """This process's rows of a batch, on its device."""
     if accelerator is not None and accelerator.num_processes > 1:
         rank, processes = accelerator.process_index, accelerator.num_processes
@@ -268,21 +244,19 @@ def in_fp32(core: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def in_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode, restored on exit: with dropout the teacher would be another one at each step."""
+def in_eval(model: nn.Module) -> Iterator[torch.device]:
+    """Eval mode, restored on exit; yields the device. With dropout the teacher would be another one at each step."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        yield
+        yield next(model.parameters()).device
     finally:
         for module, training in before.items():
             module.training = training
 
 
-def weights_digest(model: nn.Module) -> str:
-    """Identify a model by the first numbers of each tensor: from another start a run would end elsewhere."""
-    digest = blake2b(digest_size=8)
-    for name, value in model.state_dict().items():
-        numbers = value.detach().flatten()[:DIGESTED].cpu()
-        digest.update(name.encode() + numbers.double().numpy().tobytes())
-    return digest.hexdigest()
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[torch.device]:
+    """Eval mode without gradients, to evaluate a model; yields the device of its weights."""
+    with in_eval(model) as device, torch.no_grad():
+        yield device

@@ -13,8 +13,7 @@ from linattn.lab.bench.memory import check_affordable, free_bytes, peak_bytes
 from linattn.lab.bench.problems import Bind, Problem, Tensors, Truth, bind_form, bind_softmax, draw
 from linattn.lab.bench.series import clear_growth, compare_with, steady, times_by
 from linattn.lab.bench.timing import Call, measure_in_turns, seconds_of
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Work
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.ops.shared.call import IMPLEMENTATIONS
 from linattn.support.config import option

@@ -22,11 +22,9 @@ import torch
 from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.series import panel
 from linattn.lab.bench.timing import Unmeasured
-from linattn.lab.cases import Outcome, Work, run_cases
+from linattn.lab.cases import Case, Outcome, Work, run_cases
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart, save_png
-from linattn.lab.page.style import styles
+from linattn.lab.page.plots import Chart, save_png, styles
 from linattn.lab.screen import Screen
 from linattn.support.config import digest, option
 from linattn.support.machine import PACKAGE, cores, describe_run, device_name, source_digest

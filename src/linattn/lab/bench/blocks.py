@@ -15,8 +15,7 @@ from linattn.lab.bench.memory import check_affordable, free_bytes, peak_bytes
 from linattn.lab.bench.series import compare_with
 from linattn.lab.bench.steps import StepTruth
 from linattn.lab.bench.timing import measure_in_turns, seconds_of
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Work
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.vision.block import Block
 from linattn.support.config import option

@@ -17,8 +17,7 @@ from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.series import compare_with, crossovers, overtaken
 from linattn.lab.bench.steps import softmax_kernels
 from linattn.lab.bench.timing import Timing, Unmeasured, capture, seconds_of
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Work
 from linattn.layers.attention import Attention
 from linattn.mechanisms.base import Call, MechanismOutput
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info

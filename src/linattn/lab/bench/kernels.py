@@ -19,10 +19,8 @@ from linattn.lab.bench.memory import extra_bytes
 from linattn.lab.bench.problems import CONSTANT, Problem, Tensors, Truth, differentiable, draw
 from linattn.lab.bench.rivals import PACKAGES, Contender, make_contenders
 from linattn.lab.bench.timing import seconds_of, time_call, time_kernels
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart, Panel
-from linattn.lab.page.style import styles
+from linattn.lab.cases import Case, Work
+from linattn.lab.page.plots import Chart, Panel, styles
 from linattn.mechanisms.registry import create_mechanism
 from linattn.support.config import option
 

@@ -23,8 +23,7 @@ from linattn.lab.bench.steps import (
     softmax_kernels,
 )
 from linattn.lab.bench.timing import Unmeasured, capture, seconds_of, time_call
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Work
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.options import OptionError

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy
 
-from linattn.lab.page.plots import Panel, plot_line
-from linattn.lab.page.style import Style
+from linattn.lab.page.plots import Panel, Style, plot_line
 
 Rows = Iterable[Mapping[str, Any]]
 UNMEASURED = ("out of memory", "left out", "failed", "absent")

@@ -1,20 +1,17 @@
 """``linattn compare conversion``: a softmax model converted to each mechanism and trained further."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from json import loads
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from linattn.lab.cases import Outcome, Work
-from linattn.lab.compare.comparison import Phase
-from linattn.lab.compare.images import ImageComparison, forget_compiled
-from linattn.lab.kept import Case, find
+from linattn.lab.cases import Case, Outcome, Work, find
+from linattn.lab.compare.comparison import Phase, start_compiling
+from linattn.lab.compare.images import ImageComparison, Images
 from linattn.lab.page.numbers import counted
-from linattn.lab.tasks.images import ImageData, ImageFolders
 from linattn.lab.train.accelerator import create_accelerator, matrix_products
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
@@ -25,7 +22,6 @@ from linattn.models.vision import ConversionReport, convert
 from linattn.support.checkpoint import RunFolder
 from linattn.support.config import option
 from linattn.support.extras import need
-from linattn.support.files import write_json
 from linattn.support.options import OptionError
 
 # Options with which a mechanism starts as close to the softmax model as its formula allows.
@@ -63,7 +59,7 @@ class CompareConversion(ImageComparison):
     patch_size: int | None = option(
         None, "Pixels of a token's side.", least=1, group="Host", default_text="4; of digits 2"
     )
-    depth: int | None = option(None, "Blocks of the model.", least=1, group="Host", default_text="12")
+    depth: int = option(12, "Blocks of the model.", least=1, group="Host")
 
     @property
     def folder(self) -> Path:
@@ -74,10 +70,8 @@ class CompareConversion(ImageComparison):
         for name in self.mechanisms:
             # Options of the conversion itself are not options of a mechanism.
             known = [option for option in mechanism_options(mechanism_info(name).cls) if option not in LAYER_SETS]
-            for given in self.options(name):
-                if given not in known:
-                    takes = ", ".join(known) or "none"
-                    raise OptionError("option", f"mechanism {name!r} has no option {given!r}; it takes {takes}")
+            if unknown := ", ".join(self.options(name).keys() - known):
+                raise OptionError("option", f"{name} has no {unknown}; it takes {', '.join(known) or 'none'}")
 
     def options(self, name: str) -> dict[str, Any]:
         return START_OPTIONS.get(name, {}) | super().options(name)
@@ -99,21 +93,19 @@ class CompareConversion(ImageComparison):
         named = {"kind": "source", "mechanism": SOURCE, "options": {}, "seed": case["seed"]}
         return {**named, "validation": case["validation"], "config": common}
 
-    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    def model(self, name: str, data: Images, seed: int) -> nn.Module:
         return self.converted(self.softmax_model(data, seed), name, seed)[0]
 
-    def softmax_model(self, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    def softmax_model(self, data: Images, seed: int) -> nn.Module:
         """Create timm's DeiT for small images, with first weights by ``seed``; it classifies from a class token."""
         need("a conversion", "timm")
         import timm
 
-        shape: dict[str, Any] = {} if self.depth is None else {"depth": self.depth}
+        shape: dict[str, Any] = {"img_size": tuple(data.image_size), "patch_size": self.pixels(), "depth": self.depth}
+        shape |= {"in_chans": data.channels, "num_classes": data.num_classes}
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model: nn.Module = timm.create_model(
-                f"deit_{self.size}_patch16_224", img_size=tuple(data.image_size), patch_size=self.pixels(),
-                in_chans=data.channels, num_classes=data.num_classes, **shape,
-            )  # fmt: skip
+            model: nn.Module = timm.create_model(f"deit_{self.size}_patch16_224", **shape)
         return model
 
     def pixels(self) -> int:
@@ -127,44 +119,41 @@ class CompareConversion(ImageComparison):
 
     def finetuning(self, seed: int, lr: float) -> TrainConfig:
         """How a converted model is trained further: by the same recipe, with a share of its epochs and warm-up."""
-        epochs = max(1, round(self.share * self.epochs))
-        warmup = min(self.share * self.warmup_epochs, epochs)
-        before = replace(self.training(seed, lr), warmup_epochs=0.0)
-        return replace(replace(before, epochs=epochs), warmup_epochs=warmup)
+        epochs, before = max(1, round(self.share * self.epochs)), self.training(seed, lr)
+        return replace(before, epochs=epochs, warmup_epochs=min(self.share * self.warmup_epochs, epochs))
 
     def source_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         data = self.images(case["validation"])
         if self.compile:
-            forget_compiled(SOURCE)
+            start_compiling(SOURCE)
         model = self.softmax_model(data, case["seed"])
         return self.fit(case, self.training(case["seed"], self.lr), model, data, work)
 
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        """The score is that after further training, beside ``before`` and ``converted``."""
+        """The score is that after further training, beside ``before`` and ``converted``: right after it."""
         name, seed, data = case["mechanism"], case["seed"], self.images(case["validation"])
-        source = self.source_of(case)
-        found = find(work.folder.parent, source)
-        if found is None:
+        source, config = self.source_of(case), self.finetuning(seed, case["lr"])
+        trained = find(work.folder.parent, source)
+        if trained is None:
             raise ValueError("the softmax model that it converts was not trained")
         if self.compile:
-            forget_compiled(name)
-        config = self.finetuning(seed, case["lr"])
+            start_compiling(name)
         model = self.softmax_model(data, seed)
         model.load_state_dict(RunFolder(self.weights_of(source, work)).load_weights())
         model, report = self.converted(model, name, seed)
         batches = create_batches(data, config, config.place())
-        looked = kept_look(work.folder / "converted.json", model.to(config.place()), batches.test(), config)
+        with matrix_products(config.precision):
+            converted = evaluate(model.to(config.place()), batches.test(), create_accelerator(config)).accuracy
         counts = {part: len(getattr(report, part)) for part in ("kept", "initialised", "dropped")}
-        return {**self.fit(case, config, model, data, work), "before": found["score"], **looked, "conversion": counts}
+        before = {"before": trained["score"], "converted": converted, "conversion": counts}
+        return {**self.fit(case, config, model, data, work), **before}
 
     def describe(self) -> dict[str, Any]:
         data = self.images()
         model: Any = self.softmax_model(data, 0)
-        height, width = model.patch_embed.grid_size
-        host = {
-            "size": f"deit_{self.size}", "patch_size": [self.pixels()] * 2, "depth": len(model.blocks),
-            "width": model.embed_dim, "tokens": height * width + model.num_prefix_tokens,
-        }  # fmt: skip
+        (height, width), prefix = model.patch_embed.grid_size, model.num_prefix_tokens
+        host = {"size": f"deit_{self.size}", "patch_size": [self.pixels()] * 2, "depth": len(model.blocks)}
+        host |= {"width": model.embed_dim, "tokens": height * width + prefix}
         after = self.finetuning(0, self.lr).epochs
         about = (
             f"{', '.join(self.mechanisms)} in {host['size']} of depth {host['depth']} at {host['tokens']} tokens on "
@@ -172,15 +161,3 @@ class CompareConversion(ImageComparison):
             f"{counted(after, 'more epoch')}, {counted(self.seeds, 'seed')}"
         )
         return {"kind": "conversion", "data": self.describe_data(), "host": host, "epochs_after": after, "about": about}
-
-
-def kept_look(
-    path: Path, model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], config: TrainConfig
-) -> dict[str, Any]:
-    """Evaluate a model right after its conversion, or read what an earlier call found, as training changes it."""
-    if not path.exists():
-        with matrix_products(config.precision):
-            found = evaluate(model, batches, create_accelerator(config))
-        write_json(path, {"converted": found.accuracy})
-    stored: dict[str, Any] = loads(path.read_text())
-    return stored

@@ -1,33 +1,37 @@
 """``linattn compare graph``: models on one graph, each with its recipe, tested at the epoch that validation chose."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from linattn.lab.bench.memory import peak_bytes
-from linattn.lab.cases import Work
-from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric, Point
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Work
+from linattn.lab.compare.comparison import Comparison, Point
+from linattn.lab.compare.findings import Metric
 from linattn.lab.page.numbers import counted
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.files import load_graph
 from linattn.lab.tasks.graph.search import DATA, search_signature
-from linattn.lab.train.graph.loop import NotFiniteError, Record, train_graph
-from linattn.lab.train.graph.objective import GraphConfig, Links, Nodes, OnGraph, create_objective
-from linattn.lab.train.graph.recipes import CURVED, PAPER, graph_recipe
-from linattn.lab.train.mechanism_options import options_of
+from linattn.lab.train.config import options_of
+from linattn.lab.train.graph import (
+    GraphConfig,
+    NotFiniteError,
+    Objective,
+    OnGraph,
+    Record,
+    create_objective,
+    train_graph,
+)
+from linattn.lab.train.graph_recipes import CURVED, PAPER, graph_recipe
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.graph import GraphModel, create_graph_model, graph_model_info, graph_model_options, graph_models
 from linattn.support.config import option
-from linattn.support.options import OptionError, check_option, options_words
-
-if TYPE_CHECKING:
-    from linattn.lab.page import Section
+from linattn.support.options import OptionError, check_option
 
 DECAYS = ("weight_decay", "attention_weight_decay", "graph_weight_decay")
 FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first that acts drops out features
@@ -49,7 +53,7 @@ class CompareGraphs(OnGraph, Comparison):
     name: ClassVar[str] = "compare graph"
     # These are in the options of a model or in its points.
     of_cases: ClassVar[tuple[str, ...]] = (
-        *OF_CASES, "models", "epochs", "hidden", "paper", "weight_decay", "dropout", "grid_seeds"
+        *Comparison.of_cases, "models", "epochs", "hidden", "paper", "weight_decay", "dropout", "grid_seeds"
     )  # fmt: skip
     data: str = option("communities:1000:4", DATA, group="Data")
     models: tuple[str, ...] = option(
@@ -91,15 +95,10 @@ class CompareGraphs(OnGraph, Comparison):
                 check_option("models", mechanism, list_mechanisms(bidirectional=True))
                 if not graph_model_info(model).takes_mechanism:
                     raise OptionError("models", f"{model} takes no mechanism: leave {mechanism} out")
-        if not self.models or len(set(self.models)) < len(self.models):
-            raise OptionError("models", f"name at least one, and each once, got {', '.join(self.models) or 'none'}")
         super().check()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # other processes load the data anew
-
     def contenders(self) -> tuple[str, ...]:
-        return self.models
+        return tuple(dict.fromkeys(self.models))
 
     def owners(self) -> Collection[str]:
         return {name.partition("+")[0] for name in self.models}
@@ -119,11 +118,12 @@ class CompareGraphs(OnGraph, Comparison):
         return load_graph(self.data)
 
     @cached_property
-    def _settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """By name of a model, those of the recipe and of the user; if neither has a signature, the space search finds
+        one."""
         return {name: self._settings_of(name.partition("+")[0]) for name in self.models}
 
     def _settings_of(self, model: str) -> dict[str, Any]:
-        """Those of the recipe and of the user; if neither has a signature, the space search finds one."""
         recipe, known = graph_recipe(model, self.task, self.graph.name, paper=self.paper), graph_model_options(model)
         own = {key.rpartition(".")[2] for key in self.option if key.rpartition(".")[0] == model}
         if unknown := sorted(own - known.keys()):
@@ -138,10 +138,10 @@ class CompareGraphs(OnGraph, Comparison):
         return {"hidden": hidden, "options": options, "train": {**recipe.train, **epochs}}
 
     def options(self, name: str) -> dict[str, Any]:
-        return self._settings[name]
+        return self.settings[name]
 
     def usual_lr(self, name: str) -> float:
-        rate: float = self.options(name)["train"]["lr"]
+        rate: float = self.settings[name]["train"]["lr"]
         return rate
 
     @property
@@ -159,7 +159,7 @@ class CompareGraphs(OnGraph, Comparison):
 
         The dropout of a point is that of the features, which in some models is that of all layers.
         """
-        settings = self.options(name)
+        settings = self.settings[name]
         options, train = dict(settings["options"]), settings["train"] | {"lr": point.get("lr", self.usual_lr(name))}
         if "weight_decay" in point:
             train |= dict.fromkeys(DECAYS, point["weight_decay"])
@@ -177,22 +177,23 @@ class CompareGraphs(OnGraph, Comparison):
     def model(self, name: str, outputs: int | None, point: Mapping[str, Any]) -> GraphModel:
         model, _, mechanism = name.partition("+")
         settings = self.settings_at(name, point)
-        options = {key: tuple(v) if isinstance(v, list) else v for key, v in settings["options"].items()}
-        return create_graph_model(
-            model, in_channels=self.graph.num_features, hidden=settings["hidden"], out_channels=outputs,
-            mechanism=mechanism or None, task=self.task, **options,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in settings["options"].items()
+        }
+        options |= {"in_channels": self.graph.num_features, "hidden": settings["hidden"], "out_channels": outputs}
+        return create_graph_model(model, mechanism=mechanism or None, task=self.task, **options)
+
+    def objective(self, config: GraphConfig) -> Objective:
+        """The task on the split of a seed; only the last one is kept, as data may be large."""
+        key, kept = (config.seed, config.row_normalize), self._last_objective
+        if key not in kept:
+            kept.clear()
+            kept[key] = create_objective(self.graph, config)
+        return kept[key]
 
     @cached_property
-    def _objectives(self) -> dict[tuple[Any, ...], Nodes | Links]:
+    def _last_objective(self) -> dict[tuple[Any, ...], Objective]:
         return {}
-
-    def objective(self, config: GraphConfig) -> Nodes | Links:
-        key = config.seed, config.row_normalize
-        if key not in self._objectives:
-            self._objectives.clear()  # one at a time, as data may be large
-            self._objectives[key] = create_objective(self.graph, config)
-        return self._objectives[key]
 
     def check_hosts(self) -> None:
         known = [f"{task} of {data}" for task, data in PAPER]
@@ -202,44 +203,43 @@ class CompareGraphs(OnGraph, Comparison):
         for name in self.models:
             try:
                 self.model(name, self.objective(self.training(name, 0, {})).outputs, {})
-            except OptionError:
-                raise
             except (ValueError, TypeError) as error:
-                raise OptionError("models", f"{name} does not fit: {error}") from error
+                raise error if isinstance(error, OptionError) else OptionError("models", f"{name}: {error}") from error
 
     # Cases.
 
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         """Train a model. Where the loss of a point is not finite, the point counts as 0 %: others may be better."""
-        name, metric = case["mechanism"], self.metric()
+        name, choosing = case["mechanism"], case["validation"]
         config = self.training(name, case["seed"], case)
         objective = self.objective(config)
 
+        def create() -> GraphModel:
+            return self.model(name, objective.outputs, case)
+
         def on_record(record: Record) -> None:
-            epoch = record["round"]
-            work.tell(epoch / config.epochs, f"epoch {epoch:,} of {config.epochs:,}, {metric.text(record['score'])}")
+            words = f"epoch {record['round']:,} of {config.epochs:,}, {self.metric().text(record['score'])}"
+            work.tell(record["round"] / config.epochs, words)
 
         try:
-            return train_graph(
-                lambda: self.model(name, objective.outputs, case), objective, config,
-                None if case["validation"] else work.folder, test=not case["validation"], on_record=on_record,
-            )  # fmt: skip
+            folder = None if choosing else work.folder
+            return train_graph(create, objective, config, folder, test=not choosing, on_record=on_record)
         except NotFiniteError as error:
-            if not case["validation"]:
+            if not choosing:
                 raise
             return {"score": 0.0, "seconds": 0.0, "records": [], "remark": str(error)}
 
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         """Parameters and the memory of a training step."""
-        costs, draw = {}, torch.Generator().manual_seed(0)
+        rows, draw = [], torch.Generator().manual_seed(0)
         for name in [part["mechanism"] for part in case["mechanisms"]]:
             config = self.training(name, 0, {})
             objective = self.objective(config)
             model = self.model(name, objective.outputs, {}).to(config.device)
-            step = partial(_backward, objective, model, draw)
-            costs[name] = {"parameters": sum(parameter.numel() for parameter in model.parameters()),
-                           "peak_bytes_train": peak_bytes(step, torch.device(config.device))}  # fmt: skip
-        return {"costs": costs}
+            peak = peak_bytes(partial(_backward, objective, model, draw), torch.device(config.device))
+            size = sum(parameter.numel() for parameter in model.parameters())
+            rows.append({"mechanism": name, "parameters": size, "peak_bytes_train": peak})
+        return {"rows": rows}
 
     # What is shown.
 
@@ -247,35 +247,14 @@ class CompareGraphs(OnGraph, Comparison):
         return Metric("accuracy" if self.task == "nodes" else "ROC AUC", counted="node")
 
     def describe(self) -> dict[str, Any]:
-        graph, edges = self.graph, self.graph.num_edges // 2
-        data: dict[str, Any] = {"name": graph.name, "task": self.task, "nodes": graph.num_nodes, "edges": edges,
-                "features": graph.num_features, "classes": graph.num_classes}  # fmt: skip
-        sizes = [counted(data[f"{one}s"], one) for one in ("node", "edge", "feature")]
+        graph = self.graph
+        sizes = {"nodes": graph.num_nodes, "edges": graph.num_edges // 2, "features": graph.num_features}
+        data = {"name": graph.name, "task": self.task, **sizes, "classes": graph.num_classes}
         what = "classes of nodes" if self.task == "nodes" else "links"
-        about = f"{graph.name}, {what}: {', '.join(sizes)}; {counted(self.seeds, 'seed')}"
-        return {"kind": "graph", "data": data, "about": about, "models": self._settings}
-
-    def rows(self, done: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k != "options"} for row in super().rows(done)]  # they are in the meta
-
-    def sections(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "list[Section]":
-        """The settings of every model, and all points of the grid, the best of each model first."""
-        import pandas
-
-        from linattn.lab.page import Section
-
-        settings = [
-            {"model": name, "settings": options_words({"hidden": own["hidden"], **own["options"], **own["train"]})}
-            for name, own in meta["models"].items()
-        ]
-        keys = ("mechanism", "lr", "weight_decay", "dropout", "seed", "score")
-        tried = [{key: row[key] for key in keys if row.get(key) is not None} for row in rows if row["kind"] == "sweep"]
-        tried.sort(key=lambda row: (self.models.index(row["mechanism"]), -row.get("score", 0.0)))
-        text = "The same points for every model; validation data alone choose among them."
-        found = [Section("Settings of each model", "Those of its recipe; points of a grid replace them.",
-                         pandas.DataFrame(settings))]  # fmt: skip
-        return [*found, Section("What was tried", text, pandas.DataFrame(tried))] if tried else found
+        words = [counted(size, name[:-1]) for name, size in sizes.items()]
+        about = f"{graph.name}, {what}: {', '.join(words)}; {counted(self.seeds, 'seed')}"
+        return {"kind": "graph", "data": data, "about": about, "models": self.settings}
 
 
-def _backward(objective: Nodes | Links, model: GraphModel, draw: torch.Generator) -> None:
-    objective.loss(model, draw).backward()
+def _backward(objective: Objective, model: GraphModel, draw: torch.Generator) -> None:
+    objective.results(model, "train", draw)[0].backward()

@@ -1,6 +1,6 @@
 """``linattn graph scaling``: what a training step of graph models costs as the graph grows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,13 +12,12 @@ from torch import nn
 
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
-from linattn.lab.cases import Work
+from linattn.lab.cases import Case, Work
 from linattn.lab.experiment import Experiment
-from linattn.lab.kept import Case
-from linattn.lab.page.numbers import MISSING, binary, short
+from linattn.lab.page.numbers import short
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.generated import communities
-from linattn.lab.train.graph.recipes import graph_recipe
+from linattn.lab.train.graph_recipes import graph_recipe
 from linattn.models.graph import create_graph_model, graph_models
 from linattn.support.config import option
 
@@ -45,24 +44,28 @@ class GraphScaling(Experiment):
     nodes: tuple[int, ...] = option((1_000, 10_000, 100_000, 1_000_000), "Sizes of the graphs.", least=CLASSES)
     hidden: int | None = option(None, "Width of all models.", least=1, default_text="by model")
     repeats: int = option(5, "Steps timed, at least.", least=1)
-    max_seconds: float = option(60.0, "Leave out sizes whose step is predicted to take longer.", least=0)
     seed: int = option(0, "Seed of graphs and weights.", least=0)
 
     def at_a_time(self) -> int:
         return self.jobs or 1  # others would disturb the times
 
     def cases(self) -> list[dict[str, Any]]:
-        common = {"nodes": sorted(set(self.nodes)), "repeats": self.repeats, "max_seconds": self.max_seconds,
-                  "seed": self.seed, "device": str(self.place())}  # fmt: skip
+        common = {"repeats": self.repeats, "seed": self.seed, "device": str(self.place())}
         recipes = {name: graph_recipe(name, "nodes", "") for name in self.models}
         return [
-            {"model": name, "hidden": self.hidden or recipe.hidden, "options": dict(recipe.options), **common}
-            for name, recipe in recipes.items()
+            {"model": name, "nodes": nodes, "hidden": self.hidden or own.hidden, "options": dict(own.options), **common}
+            for name, own in recipes.items()
+            for nodes in sorted(set(self.nodes))
         ]
 
     @staticmethod
     def measure(case: Case, work: Work) -> dict[str, Any]:
-        return {"rows": list(_rows(case, work))}
+        torch.manual_seed(case["seed"])
+        sizes = {"in_channels": FEATURES, "hidden": case["hidden"], "out_channels": CLASSES}
+        model = create_graph_model(case["model"], **sizes, **case["options"]).to(case["device"])
+        data = communities(case["nodes"], CLASSES, DEGREE, features=FEATURES, seed=case["seed"])
+        data = replace(data, x=nn.functional.normalize(data.x)).to(case["device"])
+        return {"edges": data.num_edges // 2, **measure_step(model, data, case["repeats"])}
 
     def wrong(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return [
@@ -75,67 +78,31 @@ class GraphScaling(Experiment):
         """Growth between the two largest sizes, as the fixed cost of a call hides it at small ones; memory."""
         said = []
         for model in dict.fromkeys(row["model"] for row in rows):
-            timed = [row for row in rows if row["model"] == model and row.get("median_ms") is not None]
-            if len(timed) < 2:
-                continue
-            (n, ms), (nodes, last) = ((row["nodes"], row["median_ms"]) for row in timed[-2:])
-            each = f"{timed[-1]['peak_bytes'] / nodes / 1024:,.1f} KiB a node"
-            said.append(
-                f"{model}: time grows as nodes^{log(last / ms) / log(nodes / n):.2f} from {n:,} to {nodes:,}; {each}."
-            )
+            timed = [row for row in rows if row["model"] == model]
+            if len(timed) > 1:
+                (n, ms), (nodes, last) = ((row["nodes"], row["median_ms"]) for row in timed[-2:])
+                power = f"nodes^{log(last / ms) / log(nodes / n):.2f} from {n:,} to {nodes:,}"
+                said.append(
+                    f"{model}: time grows as {power}; {timed[-1]['peak_bytes'] / nodes / 1024:,.1f} KiB a node."
+                )
         return said
-
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-        shown: dict[str, Callable[[Any], str]] = {
-            "model": str, "nodes": "{:,}".format, "edges": "{:,}".format, "median_ms": "{:,.1f}".format,
-            "peak_bytes": binary, "error_of_logits": "{:.1e}".format, "status": str,
-        }  # fmt: skip
-
-        def cell(value: Any, show: Callable[[Any], str]) -> str:
-            return MISSING if value is None or value != value else show(value)
-
-        cells: list[list[object]] = [[cell(row.get(name), show) for name, show in shown.items()] for row in rows]
-        return ["model", "nodes", "edges", "ms", "peak memory", "error", "status"], cells
 
     def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
         from linattn.lab.page import Section
-        from linattn.lab.page.plots import Chart, Panel
-        from linattn.lab.page.style import styles
+        from linattn.lab.page.plots import Chart, Panel, styles
 
         look = styles(list(dict.fromkeys(frame["model"])))
-        shown = (("median_ms", "Time of a training step, ms", 1), ("peak_bytes", "Peak memory of it, MiB", 2**20))
-        draws = {
-            title: partial(_draw, frame=frame, look=look, name=name, title=title, unit=u) for name, title, u in shown
-        }
-        panels = [Panel(draw, title, left=0.7) for title, draw in draws.items()]
+        panels = [
+            Panel(partial(_draw, frame=frame, look=look, name=name, title=title, unit=unit), title, left=0.7)
+            for name, title, unit in (
+                ("median_ms", "Time of a training step, ms", 1),
+                ("peak_bytes", "Peak memory of it, MiB", 2**20),
+            )
+        ]
         reading = "Both axes are logarithmic: a line that rises by a decade each decade is linear in the nodes."
-        names, cells = self.table(frame.to_dict("records"))
         text = "Error: of fp32 logits against fp64, of the largest. Memory: of a step, beside graph and weights."
         chart = Chart("graph-scaling", "Cost of a training step", reading, panels, look)
-        return [Section(chart.title, chart=chart), Section("Every number", text, type(frame)(cells, columns=names))]
-
-
-def _rows(case: Case, work: Work) -> Iterator[Row]:
-    """A row for each size. A size that would take too long, and all larger ones, are left out."""
-    torch.manual_seed(case["seed"])
-    model = create_graph_model(
-        case["model"], in_channels=FEATURES, hidden=case["hidden"], out_channels=CLASSES, **case["options"]
-    ).to(case["device"])
-    status, last = "ok", (0, 0.0)
-    for number, nodes in enumerate(case["nodes"]):
-        work.tell(number / len(case["nodes"]), f"{nodes:,} nodes")
-        data = communities(nodes, CLASSES, DEGREE, features=FEATURES, seed=case["seed"])
-        if last[0] and last[1] * nodes / last[0] > case["max_seconds"]:
-            status = "left out"
-        row: Row = {"nodes": nodes, "edges": data.num_edges // 2, "status": status}
-        if status == "ok":
-            data = replace(data, x=nn.functional.normalize(data.x)).to(case["device"])
-            try:
-                row |= measure_step(deepcopy(model), data, case["repeats"])
-                last = nodes, row["median_ms"] / 1000
-            except torch.OutOfMemoryError:
-                row["status"] = status = "out of memory"
-        yield row
+        return [Section(chart.title, chart=chart), Section("Every number", text, frame)]
 
 
 def measure_step(model: nn.Module, data: GraphData, repeats: int) -> Row:
@@ -152,9 +119,11 @@ def measure_step(model: nn.Module, data: GraphData, repeats: int) -> Row:
     timing = measure_in_turns({"step": step}, device, min_seconds=0, min_repeats=repeats)["step"]
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "status": "ok" if error <= MOST_ERROR else "WRONG", "error_of_logits": error, "peak_bytes": peak,
-        "median_ms": 1000 * timing.median, "p20_ms": 1000 * timing.p20, "p80_ms": 1000 * timing.p80,
-    }  # fmt: skip
+        "status": "ok" if error <= MOST_ERROR else "WRONG",
+        "error_of_logits": error,
+        "peak_bytes": peak,
+        **timing.row(),
+    }
 
 
 @torch.no_grad()
@@ -165,7 +134,7 @@ def logits_error(model: nn.Module, data: GraphData) -> float:
     return float((model(data) - exact).abs().max() / exact.abs().max())
 
 
-def _draw(axes: Any, *, frame: "DataFrame", look: Mapping[str, Any], name: str, title: str, unit: int) -> None:
+def _draw(axes: Any, frame: "DataFrame", look: Mapping[str, Any], name: str, title: str, unit: int) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     from linattn.lab.page.plots import plot_line
@@ -173,12 +142,9 @@ def _draw(axes: Any, *, frame: "DataFrame", look: Mapping[str, Any], name: str, 
     for model, style in look.items():
         rows = frame[(frame["model"] == model) & frame[name].notna()]
         plot_line(axes, list(rows["nodes"]), list(rows[name] / unit), style)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log", title=title, xlabel="nodes")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))  # powers would be in TeX
     sizes = sorted(set(frame["nodes"]))
     axes.set_xticks(sizes, [short(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_title(title)
-    axes.set_xlabel("nodes")

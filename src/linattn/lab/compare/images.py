@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,25 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from linattn.analysis.statistics import model_statistics, token_heat_map
-from linattn.lab.cases import Work
-from linattn.lab.compare.comparison import Comparison
-from linattn.lab.compare.cost import model_costs
-from linattn.lab.kept import Case
+from linattn.lab.bench.cost import model_cost
+from linattn.lab.cases import Case, Work
+from linattn.lab.compare.comparison import Comparison, start_compiling
+from linattn.lab.compare.costs import step_costs
 from linattn.lab.page.numbers import counted
-from linattn.lab.tasks.images import ImageData, ImageFolders
+from linattn.lab.tasks.images import ImageData, ImageFolders, across_classes
 from linattn.lab.tasks.load import load_images
-from linattn.lab.tasks.stratify import across_classes
-from linattn.lab.train.augment.pipeline import Augment
-from linattn.lab.train.batches import create_batches
-from linattn.lab.train.config import ImageTraining, TrainConfig
-from linattn.lab.train.energy import check_energy
+from linattn.lab.train.augment import Augment
+from linattn.lab.train.batches import create_batches, test_pictures
+from linattn.lab.train.config import ImageTraining, TrainConfig, option_or
 from linattn.lab.train.host import PYRAMID, VisionHost, layer_to_show
-from linattn.lab.train.loop import train
-from linattn.lab.train.mechanism_options import option_or
+from linattn.lab.train.loop import check_energy, train
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.support.checkpoint import RunFolder
+from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError, check_option
 
+Images = ImageData | ImageFolders
 VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates are chosen
 STATISTICS_IMAGES = 32
 EXAMPLES = 4
@@ -44,7 +43,7 @@ class ImageComparison(ImageTraining, Comparison):
             check_option("mechanisms", name, list_mechanisms(bidirectional=True))
         check_energy(self.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
-    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    def model(self, name: str, data: Images, seed: int) -> nn.Module:
         """The untrained model around a mechanism."""
         raise NotImplementedError
 
@@ -57,7 +56,7 @@ class ImageComparison(ImageTraining, Comparison):
                 raise option_or("mechanisms", error, name, self.options(name)) from error
         create_batches(data, self.training(0, 1.0), torch.device("cpu"))
 
-    def images(self, validation: bool = False) -> ImageData | ImageFolders:
+    def images(self, validation: bool = False) -> Images:
         return loaded(self.data, self.image_size, validation)
 
     def training(self, seed: int, lr: float) -> TrainConfig:
@@ -68,35 +67,35 @@ class ImageComparison(ImageTraining, Comparison):
     def usual_lr(self, name: str) -> float:
         return TrainConfig().lr
 
-    def fit(
-        self, case: Case, config: TrainConfig, model: nn.Module, data: ImageData | ImageFolders, work: Work
-    ) -> dict[str, Any]:
+    def fit(self, case: Case, config: TrainConfig, model: nn.Module, data: Images, work: Work) -> dict[str, Any]:
         """Train a model, or go on with it."""
         batches = create_batches(data, config, config.place())
-        steps = batches.steps_per_epoch
 
         def on_step(epoch: int, step: int, loss: float, top1: float) -> None:
             words = f"epoch {epoch + 1} of {config.epochs}, loss {loss:.3f}, right in training {top1:.1f} %"
-            work.tell((epoch + step / steps) / config.epochs, words)
+            work.tell((epoch + step / batches.steps_per_epoch) / config.epochs, words)
 
-        found = train(
-            model.to(config.place()), batches, config, work.folder, options=case["options"], on_step=on_step
-        )  # fmt: skip
-        records = [
-            {"round": record["epoch"] + 1, "score": record["top1"], **record} for record in map(asdict, found.epochs)
-        ]
-        for record in records:
-            del record["epoch"], record["top1"]
+        model = model.to(config.place())
+        found = train(model, batches, config, work.folder, options=case["options"], on_step=on_step)
+        records = []
+        for record in map(asdict, found.epochs):
+            records.append({"round": record.pop("epoch") + 1, "score": record.pop("top1"), **record})
         return {"score": found.top1, "seconds": found.seconds, "records": records}
 
     def cost_case(self, case: Case, work: Work) -> dict[str, Any]:
         data, config = self.images(), self.training(0, 1.0)
-        images, _ = next(iter(create_batches(data, config, config.place()).train(0)))
-        names = [part["mechanism"] for part in case["mechanisms"]]
-        return model_costs(
-            lambda name: self.model(name, data, 0), names, images,
-            precision=self.precision, compile=self.compile, tell=work.tell,
-        )  # fmt: skip
+        device, models, counts = config.place(), dict[str, nn.Module](), {}
+        images, _ = next(iter(create_batches(data, config, device).train(0)))
+        for name in (part["mechanism"] for part in case["mechanisms"]):
+            if self.compile:
+                start_compiling(name)
+            models[name] = self.model(name, data, 0).to(device)
+            counts[name] = asdict(model_cost(models[name], (images.shape[2], images.shape[3]), images.shape[1]))
+            if self.compile:
+                compile_blocks(models[name])  # time and memory are to be those of training
+        losses = {name: (model, partial(_loss, model, images)) for name, model in models.items()}
+        found = step_costs(losses, "image", len(images), device, self.precision, work.tell)
+        return {"rows": [{"mechanism": name, **counts[name], **cost} for name, cost in found.items()]}
 
     def describe_data(self) -> dict[str, Any]:
         data = self.images()
@@ -120,27 +119,29 @@ class CompareImages(VisionHost, ImageComparison):
     def folder(self) -> Path:
         return self.output or Path("runs") / f"compare-{Path(self.data).stem}"
 
-    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    def model(self, name: str, data: Images, seed: int) -> nn.Module:
         return self.create(name, data, seed, self.options(name))
 
     def describe(self) -> dict[str, Any]:
         data = self.images()
         host = self.describe_model(self.create(self.mechanisms[0], data, 0), data.image_size)
-        tokens = ", ".join(map(str, host["tokens"])) if self.host == PYRAMID else host["tokens"]
-        kind = (
-            f"a pyramid {self.size} with stages {host['stages']}"
-            if self.host == PYRAMID
-            else f"a {self.size} ViT of depth {host['depth']} and width {host['width']}"
+        shape = f"stages {host['stages']}" if self.host == PYRAMID else f"depth {host['depth']}, width {host['width']}"
+        tokens = str(host["tokens"]).strip("[]")
+        about = (
+            f"{', '.join(self.mechanisms)} in a {self.host} {self.size} of {shape} at {tokens} tokens on {data.name}"
         )
-        about = f"{', '.join(self.mechanisms)} in {kind} at {tokens} tokens on {data.name}"
         about += f", {counted(self.epochs, 'epoch')}, {counted(self.seeds, 'seed')}"
         return {"data": self.describe_data(), "host": host, "about": about}
 
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         name, data = case["mechanism"], self.images(case["validation"])
         if self.compile:
-            forget_compiled(name)
+            start_compiling(name)
         return self.fit(case, self.training(case["seed"], case["lr"]), self.model(name, data, case["seed"]), data, work)
+
+    @property
+    def of_trained(self) -> dict[str, dict[str, Any]]:
+        return {"attention": {}}
 
     def attention_case(self, case: Case, work: Work) -> dict[str, Any]:
         """Statistics of attention, and maps of a few images of different classes."""
@@ -168,8 +169,14 @@ class CompareImages(VisionHost, ImageComparison):
         }
 
 
+def _loss(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
+    logits = model(images)
+    labels = torch.arange(len(logits), device=logits.device) % logits.shape[1]
+    return nn.functional.cross_entropy(logits, labels), logits, labels
+
+
 @lru_cache(maxsize=2)
-def loaded(source: str, image_size: int | None, validation: bool) -> ImageData | ImageFolders:
+def loaded(source: str, image_size: int | None, validation: bool) -> Images:
     """The data, or training images split in two, to choose learning rates without the test images."""
     if not validation:
         return load_images(source, image_size=image_size)
@@ -179,17 +186,9 @@ def loaded(source: str, image_size: int | None, validation: bool) -> ImageData |
     return data.hold_out(VALIDATION_SHARE, seed=0)
 
 
-@lru_cache(maxsize=1)
-def forget_compiled(mechanism: str) -> None:
-    """Reset the compiler when the mechanism changes: else each call is first checked against all earlier code."""
-    torch._dynamo.reset()
-
-
-def test_images(data: ImageData | ImageFolders, config: ImageTraining, count: int) -> tuple[Tensor, Tensor]:
+def test_images(data: Images, config: ImageTraining, count: int) -> tuple[Tensor, Tensor]:
     """``count`` test images of as many classes as there are, as the model sees them, and their labels."""
     if isinstance(data, ImageFolders):
-        from linattn.lab.train.folders import test_pictures
-
         pictures = test_pictures(data)
         chosen = across_classes(torch.tensor(pictures.targets), count)
         images, labels = zip(*(pictures[i] for i in chosen.tolist()), strict=True)

@@ -2,29 +2,29 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
-from json import dumps, loads
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
-from linattn.lab.cases import Outcome, Work
-from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric
-from linattn.lab.compare.text_costs import measure_costs
-from linattn.lab.kept import Case
+from linattn.lab.cases import Case, Outcome, Work
+from linattn.lab.compare.comparison import Comparison, start_compiling
+from linattn.lab.compare.costs import step_costs
+from linattn.lab.compare.findings import Metric
 from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
-from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
-from linattn.lab.train.text.config import TextConfig, part_of
+from linattn.lab.train.text.config import SETTINGS, OnTask, TextConfig, host_of_recipe, part_of, settings_named
+from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
-from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.recipes import host_of_recipe
-from linattn.lab.train.text.run import StepRecord
+from linattn.lab.train.text.loop import TextNetwork, train_text
+from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import list_mechanisms
+from linattn.support.compiling import compile_blocks
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_option
@@ -61,7 +61,7 @@ class CompareText(OnTask, Comparison):
 
     name: ClassVar[str] = "compare text"
     of_cases: ClassVar[tuple[str, ...]] = (
-        *OF_CASES, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters", "rate"
+        *Comparison.of_cases, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters"
     )  # fmt: skip
     mechanisms: tuple[str, ...] = option(
         ("softmax", "elu", "gated", "mlstm", "zeros"),
@@ -77,34 +77,23 @@ class CompareText(OnTask, Comparison):
         default_text="by --size",
     )  # fmt: skip
     equal_parameters: bool = option(
-        False,
-        "Widen or narrow feed-forward parts until all have the parameters of the first.",
-        group="Comparison",
+        False, "Widen or narrow feed-forward parts until all have the parameters of the first.", group="Comparison",
         rare=True,
     )  # fmt: skip
     weights: bool = option(True, "Keep the weights of every run.", affects=False, group="Comparison", rare=True)
-    rate: float = option(1e-3, "The learning rate of the recipe.", hidden=True)
 
     @classmethod
     def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
         rates: tuple[float, ...] = given.get("lr") or ()
         one = {key: value for key, value in given.items() if key != "lr"}
         found = super().by_recipe(task, one | ({"lr": rates[0]} if len(rates) == 1 else {}), recipe)
-        found["rate"], found["lr"] = found["lr"], tuple(rates)
         width = None if "size" in given else host_of_recipe(recipe).get("width")
-        return ({} if width is None else {"widths": (width,)}) | found
+        return ({} if width is None else {"widths": (width,)}) | found | {"lr": rates or (found["lr"],)}
 
     def check(self) -> None:
-        for name, values in (("mechanisms", self.mechanisms), ("canon", self.canon), ("widths", self.widths)):
-            if len(set(values)) < len(values):
-                raise OptionError(name, f"each may be named once, got {', '.join(map(str, values))}")
-        for name in self.of_name:
-            for mechanism in self.host_named(name).layers:
-                check_option("mechanisms", mechanism, list_mechanisms())
+        for mechanism in self.owners():
+            check_option("mechanisms", mechanism, list_mechanisms())
         super().check()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # other processes make the data anew
 
     # Contenders and their hosts.
 
@@ -127,34 +116,28 @@ class CompareText(OnTask, Comparison):
 
     def host_named(self, name: str) -> Host:
         """The host of a contender, before numbers of parameters are made equal."""
-        contender = self.of_name[name]
+        pattern, canon, width = self.of_name[name]
         with options_of_many(name):
-            host = part_of(
-                self, Host, mechanism=contender.pattern, canon=contender.canon, width=contender.width, option={}
-            )
+            host = part_of(self, Host, mechanism=pattern, canon=canon, width=width, option={})
             own = {key: value for key, value in self.option.items() if key.rpartition(".")[0] in ("", *host.layers)}
             return replace(host, option=own)
 
     @once
     def hosts(self) -> dict[str, Host]:
         """Hosts by name; if equal parameters are asked for, all of one width have as many as the first."""
-        plain = {name: self.host_named(name) for name in self.of_name}
-        if not self.equal_parameters:
-            return plain
-        found: dict[str, Host] = {}
+        found = {name: self.host_named(name) for name in self.of_name}
         wanted: dict[int | None, int] = {}
-        for name, host in plain.items():
-            if host.width not in wanted:
-                wanted[host.width] = count_parameters(create_host(host, self.made, 0))
-                found[name] = host
-            else:
+        for name, host in found.items() if self.equal_parameters else ():
+            if host.width in wanted:
                 found[name] = with_parameters(host, self.made, wanted[host.width])
+            else:
+                wanted[host.width] = count_parameters(create_host(host, self.made, 0))
         return found
 
     def options(self, name: str) -> dict[str, Any]:
         host = self.hosts[name]
-        return {"layers": host.layers, "canon": host.canon, "width": host.width, "mlp_width": host.mlp_width,
-                "rotary": host.rotary, "option": host.option}  # fmt: skip
+        shape = {key: getattr(host, key) for key in ("canon", "width", "mlp_width", "rotary", "option")}
+        return {"layers": host.layers, **shape}
 
     def check_hosts(self) -> None:
         need("a comparison of language models", "accelerate", "transformers", "safetensors")
@@ -195,7 +178,7 @@ class CompareText(OnTask, Comparison):
         return super().common() | {"task": self.made.identity()}
 
     def usual_lr(self, name: str) -> float:
-        return self.lr[0] if self.lr else self.rate
+        return self.lr[0] if self.lr else TextConfig.lr
 
     def metric(self) -> Metric:
         task, percent = self.made, self.made.metric in PERCENT
@@ -216,91 +199,82 @@ class CompareText(OnTask, Comparison):
         device = self.device or self.place().type
         return part_of(self, TextConfig, lr=lr, seed=seed, min_lr=min(self.min_lr, lr), device=device)
 
-    def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        one, config = self.in_this_process(), self.training(case["lr"], case["seed"])
-        if config.compile:
-            start_compiling(case["mechanism"])
-        task, validation = one.made, None
-        if case["validation"]:
-            task, _ = one.validation
-        elif case["seed"] == 0 and self.sweep_is_final:  # whether or not several rates are tried: it is the same run
-            with suppress(OptionError):
-                _, validation = one.validation
-        scored = ""
-
-        def on_record(record: StepRecord) -> None:
-            nonlocal scored
-            scored = f", {self.metric().text(record.score)}"
-
-        def on_step(done: int, step: int, loss: float, accuracy: float) -> None:
-            step += done * config.round_steps
-            work.tell(step / config.steps, f"step {step:,} of {config.steps:,}, loss {loss:.3f}{scored}")
-
-        with settings_named(type(self)):
-            found = train_text(
-                create_host(one.hosts[case["mechanism"]], one.made, case["seed"]), task, config, work.folder,
-                validation=validation, keep_weights=self.keeps_weights(), on_step=on_step, on_record=on_record,
-                on_work=lambda words: work.tell(0.0, words),
-            )  # fmt: skip
-        more = {} if found.validation is None else {
-            "validation": found.validation[task.metric], "validation_metrics": found.validation
-        }  # fmt: skip
-        records = [{"round": record.step, **asdict(record)} for record in found.records]
-        return {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds,
-                "graphs": found.graphs, "records": records, **more}  # fmt: skip
-
     def keeps_weights(self) -> bool:
         return self.weights
 
-    def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        names = [part["mechanism"] for part in case["mechanisms"]]
-        if self.compile:
-            start_compiling(names[0])
-        hosts = {name: self.hosts[name] for name in names}
-        config = self.training(self.usual_lr(names[0]), 0)
-        return measure_costs(hosts, self.made, config, lambda words: work.tell(0.0, words))
+    def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
+        config, task, validation = self.training(case["lr"], case["seed"]), self.made, None
+        if config.compile:
+            start_compiling(case["mechanism"])
+        if case["validation"]:
+            task, _ = self.validation
+        elif case["seed"] == 0 and self.sweep_is_final:  # whether or not several rates are tried: it is the same run
+            with suppress(OptionError):
+                _, validation = self.validation
 
-    def in_this_process(self) -> "CompareText":
-        """This config, with the data that earlier cases of a worker have made."""
-        kind: Any = type(self)
-        return self if "made" in vars(self) else _with_data(kind, dumps(self.values()))
+        def on_step(done: int, step: int, loss: float, accuracy: float) -> None:
+            step += done * config.round_steps
+            work.tell(step / config.steps, f"step {step:,} of {config.steps:,}, loss {loss:.3f}")
+
+        with settings_named(type(self)):
+            found = train_text(
+                create_host(self.hosts[case["mechanism"]], self.made, case["seed"]), task, config, work.folder,
+                validation=validation, keep_weights=self.keeps_weights(), on_step=on_step,
+                on_work=lambda words: work.tell(0.0, words),
+            )  # fmt: skip
+        result = {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds}
+        result |= {"graphs": found.graphs, "records": [{"round": r.step, **asdict(r)} for r in found.records]}
+        if found.validation is not None:
+            result |= {"validation": found.validation[task.metric], "validation_metrics": found.validation}
+        return result
+
+    def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
+        config = self.training(self.usual_lr(""), 0)
+        device, networks, counts = torch.device(config.device), {}, {}
+        batch, rows = next(iter(Feed(self.made, config, device).train())).parts[0]
+        for name in (part["mechanism"] for part in case["mechanisms"]):
+            if config.compile:
+                start_compiling(name)
+            model = create_host(self.hosts[name], self.made, 0).to(device)
+            mechanisms = [module for module in model.modules() if isinstance(module, Mechanism)]
+            state = state_bytes(model, mechanisms, longest_sequence(self.made).to(device), config.precision)
+            own = sum(mechanism.num_parameters for mechanism in mechanisms)
+            counts[name] = {"parameters": count_parameters(model), "mechanism_parameters": own, "state_bytes": state}
+            networks[name] = TextNetwork(model, self.made)
+            if config.compile:
+                compile_blocks(networks[name])  # time and memory are to be those of training
+        losses = {name: (network, partial(network, batch, rows)) for name, network in networks.items()}
+        graphs = config.graphs is not False
+        found = step_costs(losses, "token", batch.inputs.numel(), device, config.precision, work.tell, graphs)
+        return {"rows": [{"mechanism": name, **counts[name], **cost} for name, cost in found.items()]}
 
     # What is shown.
 
     def describe(self) -> dict[str, Any]:
         model = create_host(self.hosts[self.contenders()[0]], self.made, 0).config
         width = ", ".join(map(str, self.widths)) or str(model.hidden_size)
+        host = {"size": self.size, "width": width, "depth": model.num_hidden_layers}
+        host |= {"heads": model.num_attention_heads, "tokens": self.made.length}
         about = (
-            f"{self.made.name}, {self.size} model of depth {model.num_hidden_layers} and width {width} at "
+            f"{self.made.name}, {self.size} model of depth {host['depth']} and width {width} at "
             f"{self.made.length:,} tokens, {counted(self.steps, 'step')} of {counted(self.batch_size, 'sequence')}: "
             f"{counted(len(self.contenders()), 'mechanism')} x {counted(self.seeds, 'seed')}"
         )
-        host = {"size": self.size, "width": width, "depth": model.num_hidden_layers, "heads": model.num_attention_heads,
-                "tokens": self.made.length}  # fmt: skip
         return {"kind": "text", "data": self.made.identity() | {"kind": self.made.kind}, "host": host, "about": about}
 
     def rows(self, done: Sequence[tuple[str, Outcome]]) -> list[dict[str, Any]]:
         """Rows of runs and costs say what contender they are of."""
         found = []
         for row in super().rows(done):
-            contender, host = self.of_name.get(row["mechanism"]), dict(row.pop("options", None) or {})
-            given = host.pop("option", None)
-            named = {} if contender is None else {"pattern": contender.pattern, "series": self.series(row["mechanism"])}
-            width = {} if contender is None or contender.width is None else {"width": contender.width}
-            more = {name: value for name, value in (("host", host), ("options", given)) if value}
-            found.append(row | named | width | more)
+            host, contender = dict(row.pop("options", {})), self.of_name[row["mechanism"]]
+            more: dict[str, Any] = {
+                "pattern": contender.pattern,
+                "series": self.series(row["mechanism"]),
+                "width": contender.width,
+            }
+            more |= {"options": host.pop("option", None), "host": host}
+            found.append(row | {name: value for name, value in more.items() if value})
         return found
-
-
-@lru_cache(maxsize=2)
-def _with_data(kind: type[CompareText], values: str) -> CompareText:
-    return kind(**kind.typed(loads(values)))
-
-
-@lru_cache(maxsize=1)
-def start_compiling(contender: str) -> None:
-    """Forget what was compiled for another contender: every call would first be checked against all of it."""
-    torch._dynamo.reset()
 
 
 @contextmanager
@@ -310,3 +284,37 @@ def options_of_many(contender: str) -> Iterator[None]:
         yield
     except OptionError as error:
         raise OptionError(OF_MANY.get(error.option, error.option), f"{contender}: {error.message}") from error
+
+
+def longest_sequence(task: SequenceTask) -> Tensor:
+    """A sequence ``(1, T)`` of the task's length, so that tasks of several lengths are always measured at the same."""
+    first = None
+    for batch in task.test_batches(1):
+        first = batch.inputs[:1] if first is None else first
+        if batch.inputs.shape[1] == task.length:
+            return batch.inputs[:1]
+    assert first is not None
+    return first
+
+
+@torch.no_grad()
+def state_bytes(model: Any, mechanisms: list[Mechanism], sequence: Tensor, precision: str) -> int | None:
+    """Bytes of the state after one ``sequence (1, T)``, over all layers; None if there is no state.
+
+    For a causal model it is that of the cache, which includes the state of Canon layers; for an encoder, the size that
+    its mechanisms declare, in fp32.
+    """
+    if any(mechanism.info.state == "none" for mechanism in mechanisms):
+        return None
+    if not model.config.causal:
+        return sum(4 * mechanism.state_size(sequence.shape[1]) for mechanism in mechanisms)
+    model.eval()
+    with torch.autocast(sequence.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        cache = model.model(sequence, use_cache=True).past_key_values
+    return sum(_bytes(layer.state) for layer in cache.layers)
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.numel() * state.itemsize
+    return sum(map(_bytes, state)) if isinstance(state, tuple) else 0

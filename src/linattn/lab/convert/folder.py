@@ -37,15 +37,11 @@ class Pretrained(Config):
     precision: Literal["", "fp32", "bf16"] = option(
         "", "Type of the weights: fp32 or bf16.", default_text="bf16 on cuda", rare=True
     )
-    threads: int = option(0, "CPU threads; 0 leaves the choice to PyTorch.", least=0, affects=False, rare=True)
     page: bool = option(True, "Write a page with charts.", affects=False, rare=True)
 
     def place(self) -> torch.device:
-        """The device to run on, checked; sets the number of threads."""
         name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         check_device(name)
-        if self.threads:
-            torch.set_num_threads(self.threads)
         return torch.device(name)
 
     def type_of_weights(self) -> str:
@@ -59,15 +55,22 @@ class Pretrained(Config):
         return self.page and all(map(find_spec, ("pandas", "jinja2", "matplotlib")))
 
 
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Turn errors about a model or a file into errors of the option that names it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:  # an OptionError among them
+        raise OptionError(name, getattr(error, "message", str(error))) from error
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json``, or raise an error that names the folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise OptionError("model", f"must be a folder with config.json and weights, got {folder}")
-    try:
+    with named("model"):
         config: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise OptionError("model", f"{path} is no JSON: {error}") from error
     return config
 
 
@@ -81,36 +84,29 @@ def sketch(folder: Path) -> Any:
     config = read_config(folder)
     if PLAN in config:
         raise OptionError("model", f"{folder} is converted already; give the folder of the model it was made from")
-    if "model_type" not in config:
-        raise OptionError("model", f"{folder / 'config.json'} has no model_type: it is no model of transformers")
     from transformers import AutoConfig
 
-    with without_bars(warnings=False):
-        try:
-            loaded = AutoConfig.from_pretrained(folder)
-        except ValueError as error:
-            raise OptionError("model", f"transformers does not know the model of {folder}: {error}") from error
+    with named("model"), without_bars(warnings=False):
+        loaded = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             model = _class_of(config)._from_config(loaded)
-    try:
         find_adapter(model)
-    except (TypeError, ValueError) as error:
-        raise OptionError("model", str(error)) from error
     return model
 
 
 def load(folder: Path, device: str, precision: str) -> Any:
     """Load the model of a folder, converted or not, onto a device."""
+    read = load_linearized if is_linearized(folder) else _class_of(read_config(folder)).from_pretrained
     with without_bars(warnings=False):
-        if is_linearized(folder):
-            model = load_linearized(folder, dtype=DTYPES[precision])
-        else:
-            model = _class_of(read_config(folder)).from_pretrained(folder, dtype=DTYPES[precision])
-    return model.to(device).eval()
+        return read(folder, dtype=DTYPES[precision]).to(device).eval()
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def load_tokenizer(folder: Path) -> Any:
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise OptionError("model", f"{folder} has no tokenizer beside the weights: save the model's own there")
     from transformers import AutoTokenizer
 
@@ -132,16 +128,16 @@ def _class_of(config: dict[str, Any]) -> Any:
     """The class that wrote the weights."""
     import transformers
 
-    names = config.get("architectures") or []
-    cls = getattr(transformers, names[0], None) if names else None
+    names = config.get("architectures") or ["none"]
+    cls = getattr(transformers, names[0], None)
     if cls is None:
-        raise OptionError("model", f"has the architecture {names or 'none'}, which this transformers does not have")
+        raise OptionError("model", f"has the architecture {names[0]}, which this transformers does not have")
     return cls
 
 
 def documents(name: str, source: str) -> list[str]:
     """The texts of a file; what is wrong with it is told under the option ``name``."""
-    with _named(name):
+    with named(name):
         return [as_text(document) for document in read_documents(source)]
 
 
@@ -151,18 +147,9 @@ def labelled(folder: Path) -> Labelled:
     for path in (folder / "train.jsonl", folder / "test.jsonl"):
         if not path.is_file():
             raise OptionError("probe", f"must be a folder with train.jsonl and test.jsonl, got {folder}")
-        with _named("probe"):
+        with named("probe"):
             rows = list(read_jsonl(path))
             if not all(isinstance(row.get("label"), int) for row in rows):
                 raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
             parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
     return Labelled(*parts)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Turn errors about a file into errors of the option that names it."""
-    try:
-        yield
-    except ValueError as error:  # an OptionError among them
-        raise OptionError(name, getattr(error, "message", str(error))) from error

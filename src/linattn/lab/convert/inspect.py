@@ -6,12 +6,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from linattn.convert.inspect import InspectOptions, inspect
-from linattn.convert.inspect.diagnosis import convertible_sites
-from linattn.convert.inspect.fit import STATE_LENGTH
+from linattn.convert.adapters.families import convertible_sites
+from linattn.convert.inspect import STATE_LENGTH, InspectOptions, inspect
 from linattn.convert.training.data import batched, check_positions, read_text, suited_length
 from linattn.convert.training.loop import Batch
-from linattn.lab.convert.folder import Pretrained, documents, load_tokenizer, sketch
+from linattn.lab.convert.curves import Curves, chart, freedom_chart
+from linattn.lab.convert.folder import Pretrained, documents, load_tokenizer, named, sketch
+from linattn.lab.page import Section, write_page
 from linattn.lab.screen import Screen
 from linattn.support.config import as_json, option
 from linattn.support.extras import need
@@ -21,7 +22,7 @@ from linattn.support.options import OptionError, check_folder
 
 LONGEST = 512  # tokens of a sequence by default
 Layer = Mapping[str, Any]
-# Title, decimals, and the function that reads a layer's number.
+# Title, decimals, and a layer's number.
 COLUMNS: list[tuple[str, int, Callable[[Layer], float]]] = [
     ("entropy", 2, lambda layer: mean(layer["entropy"])),
     ("even", 2, lambda layer: layer["even_entropy"]),
@@ -68,10 +69,8 @@ class Inspect(InspectOptions, Pretrained):
         name, device, model = self.model.resolve().name, self.place(), sketch(self.model)
         folder = self.output or Path("runs/inspect") / name
         check_folder("output", folder)
-        try:
+        with named("model"):
             convertible_sites(model)
-        except ValueError as error:
-            raise OptionError("model", str(error)) from error
         check_positions(model, "length", self.length)
         for source in self.text:
             documents("text", source)
@@ -86,16 +85,17 @@ class Inspect(InspectOptions, Pretrained):
         results = as_json({"meta": meta, "layers": layers})
         write_json(folder / "inspect.json", results)
         titles = ["layer", *(title for title, _, _ in COLUMNS), "fits"]
-        rows = [[row["layer"], *(f"{number(row):.{digits}f}" for _, digits, number in COLUMNS), row["choice"]]
-                for row in layers]  # fmt: skip
+        rows = [[str(layer["layer"]), *(f"{number(layer):.{digits}f}" for _, digits, number in COLUMNS),
+                 layer["choice"]] for layer in layers]  # fmt: skip
         screen.table(name, titles, rows)
         screen.say(summary(layers))
         screen.say(f"numbers {folder / 'inspect.json'}")
         if self.draws_page():
-            from linattn.lab.page import write_page
+            import pandas
 
-            title = f"The attention of {name}"
-            page = write_page(folder / "inspect.html", title, sections(layers, self.steps), meta, summary(layers))
+            table = Section("Layer by layer", FIGURES, pandas.DataFrame(rows, columns=titles))
+            shown = [table, *sections(layers, self.steps)]
+            page = write_page(folder / "inspect.html", f"The attention of {name}", shown, meta, summary(layers))
             screen.say(f"page    {page}")
         screen.result(results)
         return 0
@@ -113,30 +113,11 @@ def summary(layers: Sequence[Layer]) -> str:
     return ", ".join(f"{name} fits {chosen.count(name)} of {len(chosen)} layers" for name in order) + "."
 
 
-def sections(layers: Sequence[Layer], steps: int) -> list[Any]:
-    """The page: figures of each layer, charts by layer, and what each candidate misses."""
+def sections(layers: Sequence[Layer], steps: int) -> list[Section]:
+    """Charts by layer, and what each candidate misses."""
     import pandas
 
-    from linattn.lab.convert.curves import chart, freedom_chart
-    from linattn.lab.page import Section
-
-    figures = [
-        {
-            "layer": str(layer["layer"]),
-            **{title: number(layer) for title, _, number in COLUMNS},
-            "fits": layer["choice"],
-        }
-        for layer in layers
-    ]
-    fits = [
-        {"candidate": fit["name"], "state": fit["state"]} | {
-            f"layer {layer['layer']}": f"{layer['fits'][i]['missed']:.4f}{' ●' * (fit['name'] == layer['choice'])}"
-            for layer in layers
-        }
-        for i, fit in enumerate(layers[0]["fits"])
-    ]  # fmt: skip
-
-    def curves(*titles: str) -> dict[str, list[tuple[float, float]]]:
+    def curves(*titles: str) -> Curves:
         chosen = [(title, number) for title, _, number in COLUMNS if title in titles]
         return {title: [(layer["layer"], number(layer)) for layer in layers] for title, number in chosen}
 
@@ -150,14 +131,16 @@ def sections(layers: Sequence[Layer], steps: int) -> list[Any]:
         freedom_chart({layer["layer"]: layer["degrees_of_freedom"] for layer in layers},
                       {layer["layer"]: layer["dimension"] for layer in layers}),
     ]  # fmt: skip
+    fits = {fit["name"]: {"candidate": fit["name"], "state": fit["state"]} for fit in layers[0]["fits"]}
+    for layer in layers:
+        for fit in layer["fits"]:
+            dot = " ●" * (fit["name"] == layer["choice"])
+            fits[fit["name"]][f"layer {layer['layer']}"] = f"{fit['missed']:.4f}{dot}"
     learned = f"after {steps} steps of training each" if steps else "as it starts, untrained"
     reading = (
         f"The share of the softmax output that each candidate misses on held-out text, {learned}: 0 is exact, 1 is as "
         f"bad as no output. State: numbers in the cache of the first layer after {STATE_LENGTH:,} tokens. A dot marks "
         "the one that fits."
     )
-    return [
-        Section("Layer by layer", FIGURES, pandas.DataFrame(figures)),
-        *(Section(each.title, chart=each) for each in charts if each is not None),
-        Section("What could take its place", reading, pandas.DataFrame(fits)),
-    ]
+    found = [Section(each.title, chart=each) for each in charts if each is not None]
+    return [*found, Section("What could take its place", reading, pandas.DataFrame(fits.values()))]

@@ -1,7 +1,6 @@
 """The command ``linattn linearize``: from a folder with a pretrained model to one with its linear successor."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from dataclasses import field as dataclass_field
@@ -10,20 +9,18 @@ from typing import Any, Self, get_type_hints
 
 from linattn.convert.adapters import find_adapter
 from linattn.convert.convert import check_model, plan_model
-from linattn.convert.degrees.allocate import taken
+from linattn.convert.core import build_core
 from linattn.convert.evaluate.evaluator import FIGURES, EvaluationOptions, Evaluator
 from linattn.convert.evaluate.needles import encoder, least_length
 from linattn.convert.files import save_linearized
 from linattn.convert.finetune import FinetuneOptions
-from linattn.convert.layer.core import build_core
 from linattn.convert.plan import METHODS
-from linattn.convert.recipes import with_recipe
-from linattn.convert.run import check_loss, check_objective, check_targets, linearize
+from linattn.convert.run import check_loss, check_objective, check_targets, linearize, taken, with_recipe
 from linattn.convert.training.data import TokenText, read_text
 from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
-from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, sketch
-from linattn.lab.kept import kept
+from linattn.lab.cases import kept
+from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, named, sketch
 from linattn.lab.screen import Screen
 from linattn.support.checkpoint import ResumeError
 from linattn.support.config import Config, as_json, option_of
@@ -38,14 +35,13 @@ RIGHT, DIVERGED = 0, 1
 TRAINING, TUNING = "Attention transfer", "Fine-tuning"
 BOTH = ("steps", "tokens", "batch_size", "length", "recall_share", "lr")  # options of both stages
 # The name of an option in the command -> its name in the options of the stage.
-FIRST = {name: name for name in (*BOTH, "loss", "layers_per_round")}
+FIRST = {name: name for name in (*BOTH, "loss")}
 SECOND = {f"finetune_{name}": name for name in BOTH} | {
     name: name for name in ("rank", "alpha", "objective", "targets", "pooled_weight", "hidden_weight", "train_cores",
                             "scale_factor", "accumulation")
 }  # fmt: skip
 SHOWN = ("steps", "tokens", "length", "lr", "finetune_steps", "finetune_lr", "rank")  # on the first page of the help
 ALIKE = ("length", "recall_share")  # which the second stage has from the first, unless it is told otherwise
-SETTINGS = "settings.json"  # in the folder of the run: what a run that goes on must share with it
 
 
 def of_stage(kind: type[StageOptions], names: Mapping[str, str], group: str) -> list[tuple[str, Any, Any]]:
@@ -80,7 +76,6 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     layers: tuple[int, ...] | None = field(
         None, "Numbers of the layers to convert, with commas.", default_text="all", rare=True
     )
-
     recipe: str = field(
         "", "paper: both stages as the paper of still, lolcats or dof trains them, but for options that are given.",
         group=TRAINING,
@@ -88,20 +83,13 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     transfer: bool = field(True, "Do this stage.", group=TRAINING)
     finetune: bool = field(True, "Do this stage.", group=TUNING)
     eval_text: tuple[str, ...] = field(
-        (),
-        "Texts to measure on.",
-        group=FIGURES,
-        affects=False,
-        default_text="what is held out of --text",
+        (), "Texts to measure on.", group=FIGURES, affects=False, default_text="what is held out of --text",
         repeated=True,
-    )
+    )  # fmt: skip
     probe: Path | None = field(
         None, "Encoders: folder with labelled train.jsonl and test.jsonl.", group=FIGURES, affects=False, rare=True
     )
     evaluate: bool = field(True, "Measure the teacher and each stage.", group=FIGURES, affects=False)
-    results: Path | None = field(
-        None, "JSON file that gets all figures, as OUT/report.json.", group=FIGURES, affects=False, rare=True
-    )
     option: dict[str, Any] = field(
         {}, "Option of the method: key=value, such as window=128 or mechanism=mirror; may be given again."
     )
@@ -122,7 +110,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         last = [name for name, stage in stages.items() if stage is not None and self.text][-1:] or ["converted"]
 
         def on_stage(name: str, model: Any) -> None:
-            write_json(self.out / "run" / SETTINGS, settings)  # not before: everything was checked by now
+            write_json(self.settings_file, settings)  # not before: everything was checked by now
             screen.say(name)
             for row in model.linearize_report.curves if name == "transfer" else ():
                 screen.say(f"  layer {row.layer} misses {row.before:.4f} of its output before, {row.after:.4f} after")
@@ -132,8 +120,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         try:
             converted = linearize(
                 self.load(), self.method, text=list(self.text) or None, tokenizer=tokenizer, folder=self.out / "run",
-                layers=self.layers, progress=not screen.quiet, on_stage=on_stage, **stages,
-                **self.method_options(),
+                layers=self.layers, progress=not screen.quiet, on_stage=on_stage, **stages, **self.method_options(),
             )  # fmt: skip
         except ResumeError as error:
             raise OptionError("out", str(error)) from error
@@ -145,14 +132,23 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             save_linearized(converted, self.out)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.out)
-        self.report(settings, converted.linearize_report.as_dict(), evaluator, ablation, screen)
+        screen.say(f"model   {self.out}")
+        figures = self.figures(settings, converted.linearize_report.as_dict(), evaluator) | {"ablation": ablation}
+        write_json(self.out / "report.json", figures)
+        if self.draws_page():
+            from linattn.lab.convert.linearize_page import lead, sections
+            from linattn.lab.page import write_page
+
+            title, meta = f"{self.model.resolve().name}, linearized with {self.method}", figures["meta"]
+            page = write_page(self.out / "report.html", title, sections(figures), meta, lead(figures))
+            screen.say(f"report  {page}")
+        screen.result(figures)
         return RIGHT
 
-    def report(
-        self, settings: Mapping[str, Any], made: Mapping[str, Any], evaluator: Evaluator | None,
-        ablation: Mapping[str, Any] | None, screen: Screen,
-    ) -> None:  # fmt: skip
-        """Write ``report.json``, and ``report.html`` with its charts."""
+    def figures(
+        self, settings: Mapping[str, Any], made: Mapping[str, Any], evaluator: Evaluator | None
+    ) -> dict[str, Any]:
+        """What ``report.json`` has."""
         name, seconds = self.model.resolve().name, {stage["name"]: stage["seconds"] for stage in made["stages"]}
         config = {**settings, "model": name, "evaluation": None if evaluator is None else evaluator.options.values()}
         meta = describe_run(self.place()) | {
@@ -160,22 +156,11 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             "training_tokens": sum(stage["tokens"] or 0 for stage in made["stages"]),
         }  # fmt: skip
         measured = [] if evaluator is None else evaluator.stages
-        figures = {
+        return {
             "meta": meta, "plan": made["plan"], "degrees": made["degrees"], "quality": made["stages"],
-            "metric": made["metric"], "transfer": made["curves"], "finetune": made["losses"], "ablation": ablation,
+            "metric": made["metric"], "transfer": made["curves"], "finetune": made["losses"],
             "stages": [{**stage, "seconds": seconds.get(stage["name"])} for stage in measured],
         }  # fmt: skip
-        for path in filter(None, (self.out / "report.json", self.results)):
-            write_json(path, figures)
-        screen.say(f"model   {self.out}")
-        if self.draws_page():
-            from linattn.lab.convert.linearize_page import lead, sections
-            from linattn.lab.page import write_page
-
-            title = f"{name}, linearized with {self.method}"
-            page = write_page(self.out / "report.html", title, sections(figures), meta, lead(figures))
-            screen.say(f"report  {page}")
-        screen.result(figures)
 
     def stages(self) -> dict[str, Any]:
         """The options of both stages by the name of the stage, checked; None for one that is left out."""
@@ -192,8 +177,12 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         words = {"true": True, "false": False}  # as command lines have them
         return {name: words.get(str(value), value) for name, value in self.option.items()}
 
+    @property
+    def settings_file(self) -> Path:
+        """What a run that goes on must share with the one before."""
+        return self.out / "run" / "settings.json"
+
     def settings(self, stages: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that a run must share with the one that it goes on with."""
         prints = {name: None if stage is None else stage.values(affecting=True) for name, stage in stages.items()}
         shared = {"model": self.model.resolve(), "method": self.method, "option": self.method_options(),
                   "layers": self.layers, "text": self.text, "precision": self.type_of_weights()}  # fmt: skip
@@ -203,23 +192,27 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     def check_all(self, stages: Mapping[str, Any]) -> Any:
         """Raise OptionError before any work is done; returns the model without its weights."""
         need("linattn linearize", "transformers", "safetensors", *["peft"] * bool(stages["finetune"] and self.text))
-        self.place()
-        check_out(self.out, self.settings(stages))
-        place = next(parent for parent in (self.results or Path()).absolute().parents if parent.exists())
-        if self.results and (self.results.is_dir() or not place.is_dir() or not os.access(place, os.W_OK)):
-            raise OptionError("results", f"must be a file in a folder that can be written to, got {self.results}")
+        self.check_out(self.settings(stages))
         model = sketch(self.model)
-        try:
+        with named("model"):
             check_model(model)
-        except ValueError as error:
-            raise OptionError("model", str(error)) from error
         self.check_plan(model, stages)
-        for name, sources in (("text", self.text), ("eval_text", self.eval_text)):
-            for source in sources:
+        for name in ("text", "eval_text"):
+            for source in getattr(self, name):
                 documents(name, source)
         if self.evaluate and not self.text and not self.eval_text:
             raise OptionError("eval_text", "is needed to evaluate without --text; or use --no-evaluate")
         return model
+
+    def check_out(self, settings: Mapping[str, Any]) -> None:
+        """Raise unless the folder of the result is new or belongs to the same run."""
+        if self.settings_file.is_file():
+            before = json.loads(self.settings_file.read_text())
+            if differ := ", ".join(name for name, value in settings.items() if before.get(name) != value):
+                words = f"holds a run with another {differ}; give a new folder, or the same options"
+                raise OptionError("out", f"{self.out} {words}")
+        elif self.out.exists() and (not self.out.is_dir() or any(file.name != "run" for file in self.out.iterdir())):
+            raise OptionError("out", f"{self.out} holds something else; give a new folder")
 
     def check_plan(self, model: Any, stages: Mapping[str, Any]) -> None:
         """Make the plan and the core of one layer, which checks the options of mechanisms."""
@@ -230,36 +223,30 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             index, layer = next(iter(plan.layers.items()))
             build_core(layer, {site.layer_idx: site.shape for site in find_adapter(model).sites(model)}[index])
         except (TypeError, ValueError) as error:
-            named = [name for name in ("layers", *options) if str(error).startswith(name)]
-            name = "method" if not named else "layers" if named[0] == "layers" else "option"
-            raise OptionError(name, str(error)) from error
+            about = {"layers": "layers"} | dict.fromkeys(options, "option")
+            found = [name for start, name in about.items() if str(error).startswith(start)]
+            raise OptionError(found[0] if found else "method", str(error)) from error
         if self.text and stages["transfer"] is not None:
             check_loss(plan, stages["transfer"])
         if self.text and stages["finetune"] is not None:
             check_targets(model, stages["finetune"])
             check_objective(model, stages["finetune"])
 
-    def figures_of(self, model: Any) -> EvaluationOptions:
-        """What is measured of this model."""
-        options = EvaluationOptions(**{each.name: getattr(self, each.name) for each in fields(EvaluationOptions)})
-        positions = getattr(model.config, "max_position_embeddings", None)
-        return options.suited(positions, self.place().type == "cuda", find_adapter(model).most_tokens(model))
-
     def evaluator(self, model: Any, settings: Mapping[str, Any], tokenizer: Any, screen: Screen) -> Evaluator:
-        options = self.figures_of(model)
-        causal = all(site.shape.causal for site in find_adapter(model).sites(model))
+        options = EvaluationOptions(**{each.name: getattr(self, each.name) for each in fields(EvaluationOptions)})
+        adapter, positions = find_adapter(model), getattr(model.config, "max_position_embeddings", None)
+        options = options.suited(positions, self.place().type == "cuda", adapter.most_tokens(model))
+        causal = all(site.shape.causal for site in adapter.sites(model))
         texts = [text for source in self.eval_text for text in documents("eval_text", source)]
         pieces = None
         if not texts:
             pieces = held_out_pieces(read_text(list(self.text), tokenizer), options)
             texts = [tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces]
-        if (
-            causal and self.needle_lengths is None
-        ):  # lengths that nobody asked for are left out where a needle is longer
-            least = least_length(encoder(tokenizer), options.needle_digits)
-            for length in [length for length in options.needle_lengths or () if length < least]:
+        if causal and self.needle_lengths is None:  # those that nobody asked for are left out where a needle is longer
+            least, lengths = least_length(encoder(tokenizer), options.needle_digits), options.needle_lengths or ()
+            for length in [length for length in lengths if length < least]:
                 screen.say(f"no needles in {length} tokens: the needle and its question have {least}")
-            options = replace(options, needle_lengths=tuple(n for n in options.needle_lengths or () if n >= least))
+            options = replace(options, needle_lengths=tuple(length for length in lengths if length >= least))
         rows = None if self.probe is None else labelled(self.probe)
         if rows is not None and options.probe_texts is not None:
             rows = rows.first(options.probe_texts)
@@ -268,20 +255,6 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             tell=lambda line: screen.say(f"  {line}"),
             keep=lambda case, measure: kept(self.out / "run" / "figures", {**case, "run": settings}, measure),
         )  # fmt: skip
-
-
-def check_out(out: Path, settings: Mapping[str, Any]) -> None:
-    """Raise unless the folder of the result is new or belongs to the same run."""
-    path = out / "run" / SETTINGS
-    if path.is_file():
-        before = json.loads(path.read_text())
-        differ = [name for name, value in settings.items() if before.get(name) != value]
-        if differ:
-            raise OptionError(
-                "out", f"{out} holds a run with another {', '.join(differ)}; give a new folder, or the same options"
-            )
-    elif out.exists() and (not out.is_dir() or any(file.name != "run" for file in out.iterdir())):
-        raise OptionError("out", f"{out} holds something else; give a new folder")
 
 
 def held_out_pieces(text: TokenText, options: EvaluationOptions) -> list[list[int]]:

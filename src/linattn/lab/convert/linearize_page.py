@@ -5,11 +5,9 @@ from typing import Any
 
 import pandas
 
-from linattn.convert.evaluate.ablation import NO_LINEAR, NO_SALIENT
 from linattn.lab.convert.curves import Curves, chart, freedom_chart
 from linattn.lab.page import Section
 from linattn.lab.page.numbers import binary
-from linattn.lab.page.plots import Chart
 
 Row = Mapping[str, Any]
 STAGES = (
@@ -43,15 +41,20 @@ SAMPLES = "Greedy decoding: the likeliest token each time, so that no draw tells
 
 def sections(results: Row) -> list[Section]:
     """What ``report.json`` has, as tables, charts and texts."""
-    stages, ablation = results.get("stages") or [], results.get("ablation")
+    stages = results.get("stages") or []
     parts = [Section("Stage by stage", STAGES, _stages(stages))] if stages else []
-    charts = [_quality(stages), _cost(stages), _transfer(results["transfer"]), _freedom(results)]
-    parts += [Section(each.title, chart=each) for each in charts if each is not None]
-    if ablation:
-        parts.append(Section("Is it the linear part?", ABLATION, _ablation(ablation)))
+    parts += [Section(each.title, chart=each) for each in _charts(results, stages) if each is not None]
+    if results.get("ablation"):
+        parts.append(Section("Is it the linear part?", ABLATION, _ablation(results["ablation"])))
     if samples := list(_samples(stages)):
         parts.append(Section("Samples side by side", "\n\n".join([*samples, SAMPLES])))
-    return [*parts, Section("Layer by layer", LAYERS, _layers(results))]
+    missed = {str(curve["layer"]): curve for curve in results["transfer"]}
+    layers = [
+        {"layer": name, "attention": plan_words(plan), "missed before transfer": missed.get(name, {}).get("before"),
+         "missed after transfer": missed.get(name, {}).get("after")}
+        for name, plan in results["plan"]["layers"].items()
+    ]  # fmt: skip
+    return [*parts, Section("Layer by layer", LAYERS, _measured(layers))]
 
 
 def lead(results: Row) -> str:
@@ -75,19 +78,12 @@ def lead(results: Row) -> str:
         )
     if last.get("agreement"):
         words.append(f"Sentence vectors have a mean cosine of {last['agreement']['mean']:.4f} to the teacher's.")
-    return " ".join([*words, *_idle_parts((results.get("ablation") or {}).get("worth") or [])])
+    return " ".join(words)
 
 
-def _idle_parts(worth: Sequence[Row]) -> Iterator[str]:
-    """Sentences about parts that do not help: each must improve perplexity, and retrieval from each haystack, at one
-    length at least."""
-    for name, words in ((NO_LINEAR, "the linear part adds"), (NO_SALIENT, "the salient tokens add")):
-        for figure, haystack in dict.fromkeys((each["figure"], each.get("haystack")) for each in worth):
-            kind = {"figure": figure, "haystack": haystack, "without": name}
-            alike = [each for each in worth if {key: each.get(key) for key in kind} == kind]
-            if alike and not any(each["counts"] for each in alike):
-                gained = f"retrieval in {haystack}" if haystack else figure
-                yield f"What {words} to {gained} is not more than chance."
+def _measured(rows: Sequence[Row]) -> pandas.DataFrame:
+    """A table without the columns that have no value."""
+    return pandas.DataFrame(rows).dropna(axis="columns", how="all")
 
 
 def _figures(row: Row) -> dict[str, float]:
@@ -111,32 +107,18 @@ def _stages(stages: Sequence[Row]) -> pandas.DataFrame:
             "cosine to the teacher": (stage.get("agreement") or {}).get("mean"), "probe, % right": stage.get("probe"),
             "largest class of the probe, %": stage.get("probe_largest_class"),
         })  # fmt: skip
-    return pandas.DataFrame(rows).dropna(axis="columns", how="all")
+    return _measured(rows)
 
 
 def _ablation(ablation: Row) -> pandas.DataFrame:
-    rows = []
-    for name, variant in ablation["variants"].items():
-        row = {"attention": name, **_figures(variant)}
-        for each in ablation["worth"]:
-            needle = each["figure"] == "needle"
-            title = f"needles in {each['haystack']} lost" if needle else "nats lost"
-            decimals, chance = 2 if needle else 4, "" if each["counts"] else " (may be chance)"
-            if each["without"] == name:
-                spread = f"{each['gain']:+.{decimals}f} ± {each['error']:.{decimals}f}{chance}"
-                row[f"{title} at {each['length']:,}"] = spread
-        rows.append(row)
-    return pandas.DataFrame(rows)
-
-
-def _layers(results: Row) -> pandas.DataFrame:
-    curves = {str(curve["layer"]): curve for curve in results["transfer"]}
-    rows = []
-    for name, plan in results["plan"]["layers"].items():
-        curve = curves.get(name, {})
-        rows.append({"layer": name, "attention": plan_words(plan), "missed before transfer": curve.get("before"),
-                     "missed after transfer": curve.get("after")})  # fmt: skip
-    return pandas.DataFrame(rows).dropna(axis="columns", how="all")
+    rows = {name: {"attention": name, **_figures(variant)} for name, variant in ablation["variants"].items()}
+    for each in ablation["worth"]:
+        needle = each["figure"] == "needle"
+        lost, digits = (f"needles in {each['haystack']}", 2) if needle else ("nats", 4)
+        chance = "" if each["counts"] else " (may be chance)"
+        gain = f"{each['gain']:+.{digits}f} ± {each['error']:.{digits}f}{chance}"
+        rows[each["without"]][f"{lost} lost at {each['length']:,}"] = gain
+    return pandas.DataFrame(rows.values())
 
 
 def plan_words(plan: Row) -> str:
@@ -148,15 +130,12 @@ def plan_words(plan: Row) -> str:
     """
     if plan["kind"] == "mechanism":
         return str(plan["mechanism"])
+    features, window = plan.get("features", "np"), plan.get("window", 64)
     size = f" of {plan['feature_dim']}" if plan.get("feature_dim") else ""
-    features = plan.get("features", "np")
-    parts = {
-        "no linear part" if features == "none" else f"{features} features{size}": True,
-        f"window {plan.get('window', 64)}": plan.get("window", 64),
-        f"1/{1 / plan['ratio']:g} kept" if plan.get("ratio") else "": plan.get("ratio"),
-        f"at most {plan.get('cap')} kept": plan.get("cap"),
-    }
-    return ", ".join(words for words, there in parts.items() if there)
+    parts = ["no linear part" if features == "none" else f"{features} features{size}"]
+    parts += [f"window {window}"] * bool(window)
+    parts += [f"1/{1 / plan['ratio']:g} kept"] if plan.get("ratio") else []
+    return ", ".join(parts + ([f"at most {plan['cap']} kept"] if plan.get("cap") else []))
 
 
 def _samples(stages: Sequence[Row]) -> Iterator[str]:
@@ -164,62 +143,44 @@ def _samples(stages: Sequence[Row]) -> Iterator[str]:
     writing = [stage for stage in stages if stage.get("samples")]
     for number, sample in enumerate(writing[0]["samples"] if writing else ()):
         yield f"{sample['prompt']} …"
-        for stage in dict.fromkeys((0, len(writing) - 1)):
-            yield f"{writing[stage]['name']}: {writing[stage]['samples'][number]['text']}"
+        for stage in writing[:1] + writing[1:][-1:]:
+            yield f"{stage['name']}: {stage['samples'][number]['text']}"
 
 
-def _curves(stages: Sequence[Row], field: str, x: str, y: str, factor: float = 1.0, **alike: str) -> Curves:
-    return {
-        stage["name"]: [
-            (row[x], factor * row[y])
-            for row in stage.get(field) or []
-            if alike.items() <= {key: value for key, value in row.items() if key in alike}.items()
-        ]
-        for stage in stages
-    }
+def _charts(results: Row, stages: Sequence[Row]) -> Iterator[Any]:
+    """Quality, cost, what layers learned and, where dimensions were chosen by them, degrees of freedom."""
 
+    def lines(field: str, x: str, y: str, factor: float = 1.0, haystack: str | None = None) -> Curves:
+        return {stage["name"]: [(row[x], factor * row[y]) for row in stage.get(field) or []
+                                if row.get("haystack") == haystack] for stage in stages}  # fmt: skip
 
-def _quality(stages: Sequence[Row]) -> Chart | None:
     haystacks = dict.fromkeys(row["haystack"] for stage in stages for row in stage.get("needle_by_length") or [])
-    return chart(
+    yield chart(
         "quality", "Quality by length", QUALITY,
-        ("Perplexity", "tokens of a window", _curves(stages, "perplexity", "length", "perplexity"), {}),
-        *(
-            (f"Needles found in {haystack}, %", "tokens of the text",
-             _curves(stages, "needle_by_length", "length", "found", 100.0, haystack=haystack), {"limits": (-4, 104)})
-            for haystack in haystacks
-        ),
+        ("Perplexity", "tokens of a window", lines("perplexity", "length", "perplexity"), {}),
+        *((f"Needles found in {haystack}, %", "tokens of the text",
+           lines("needle_by_length", "length", "found", 100.0, haystack), {"limits": (-4, 104)})
+          for haystack in haystacks),
     )  # fmt: skip
-
-
-def _cost(stages: Sequence[Row]) -> Chart | None:
-    ends = [*stages[:1], *stages[1:][-1:]]  # those between them have the last one's shapes
-    return chart(
+    yield chart(
         "cost", "Memory and speed of decoding", COST,
-        ("Cache of one sequence", "tokens before", _curves(ends, "decoding", "context", "cache_bytes"),
+        ("Cache of one sequence", "tokens before", lines("decoding", "context", "cache_bytes"),
          {"shown": binary, "log": 2}),
-        ("Decoded tokens per second", "tokens before", _curves(ends, "decoding", "context", "tokens_per_second"), {}),
+        ("Decoded tokens per second", "tokens before", lines("decoding", "context", "tokens_per_second"), {}),
     )  # fmt: skip
-
-
-def _transfer(layers: Sequence[Row], shown: int = 4) -> Chart | None:
+    layers = results["transfer"]
     ends: Curves = {f"{name} transfer": [(row["layer"], row[name]) for row in layers] for name in ("before", "after")}
     learned = [row for row in layers if len(row["losses"]) > 1]
-    some = {round(i * (len(learned) - 1) / (shown - 1)) for i in range(shown)} if learned else set()
     losses: Curves = {}
-    for row in (learned[place] for place in sorted(some)):
+    for row in learned[:: max(1, len(learned) // 4)]:
         steps = range(0, len(row["losses"]), max(1, len(row["losses"]) // 60))
         losses[f"layer {row['layer']}"] = [(step, row["losses"][step]) for step in steps]
-    return chart(
-        "transfer", "What each layer learned", TRANSFER,
-        ("Missed share of the output", "layer", ends, {"log": 10, "integer": True}),
-        ("Loss of some layers", "step", losses, {"log": 10, "integer": True}),
+    rule = {"log": 10, "integer": True}
+    yield chart(
+        "transfer", "What each layer learned", TRANSFER, ("Missed share of the output", "layer", ends, rule),
+        ("Loss of some layers", "step", losses, rule),
     )  # fmt: skip
-
-
-def _freedom(results: Row) -> Chart | None:
-    """The chart of a conversion whose dimensions were chosen by degrees of freedom."""
-    measured = (results.get("degrees") or {}).get("layers") or []
-    dims = {int(layer): plan.get("feature_dim") for layer, plan in results["plan"]["layers"].items()}
-    degrees = {row["layer"]: row["degrees"] for row in measured}
-    return freedom_chart(degrees, {layer: dim for layer, dim in dims.items() if dim}) if measured else None
+    if measured := (results.get("degrees") or {}).get("layers"):
+        plans = results["plan"]["layers"].items()
+        dims = {int(layer): plan["feature_dim"] for layer, plan in plans if plan.get("feature_dim")}
+        yield freedom_chart({row["layer"]: row["degrees"] for row in measured}, dims)

@@ -2,14 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linattn.lab.page.markup import unbroken
-from linattn.lab.page.plots import Chart, key, save_png, svg
-from linattn.lab.page.style import COLORS, OUTLINES, REFERENCE_COLOR
+from linattn.lab.page.plots import WIDTH, Chart, Style, save_png, svg
 from linattn.support.files import write_atomically
 
 if TYPE_CHECKING:
@@ -21,16 +18,16 @@ class Section:
     """A part of a page under a heading.
 
     ``table``: its first column has the names of rows; ``units``: what stands below the titles of columns, by title.
-    ``chart``: saved beside the page as a PNG, too. ``html``: markup of one's own, above the text. ``fold``: a part that
-    opens when it is clicked.
+    ``chart``: saved beside the page as a PNG, too. ``facts``: values by name. ``fold``: a part that opens when it is
+    clicked.
     """
 
     title: str
     text: str = ""
     table: "DataFrame | None" = None
-    units: Mapping[str, str] | None = None
+    units: Mapping[str, str] = field(default_factory=dict)
     chart: Chart | None = None
-    html: str = ""
+    facts: Mapping[str, Any] | None = None
     fold: bool = False
 
     @property
@@ -38,18 +35,21 @@ class Section:
         return self.chart.name if self.chart else re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
 
-class Cell(str):
-    """A cell that shows more than the ``value`` by which its column is sorted; ``html``: it is markup already."""
+@dataclass(frozen=True)
+class Cell:
+    """A cell that shows more than the ``value`` by which its column is sorted.
 
-    value: object
+    ``note``: words below the text. ``style``: that of the mechanism which the text names. ``tag``: words beside it.
+    """
 
-    def __new__(cls, text: str, value: object = None, *, html: bool = False) -> "Cell":
-        cell = super().__new__(cls, text if html else escape(text))
-        cell.value = value
-        return cell
+    text: str
+    value: object = None
+    note: str = ""
+    style: Style | None = None
+    tag: str = ""
 
-    def __html__(self) -> str:
-        return str(self)
+    def __str__(self) -> str:
+        return self.text
 
 
 def write_page(
@@ -67,63 +67,22 @@ def write_page(
 def render(title: str, sections: Sequence[Section], meta: Mapping[str, Any], lead: str = "", summary: str = "") -> str:
     """The page as text."""
     import jinja2
-    from markupsafe import Markup
 
     loader = jinja2.PackageLoader("linattn.lab.page", "")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"shown": shown, "sorted_by": sorted_by, "panels": _panels, "legend": _legend}
-    source = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}
-    template = environment.get_template("page.html")
-    return template.render(
-        title=title,
-        lead=lead,
-        summary=unbroken(summary),
-        sections=sections,
-        meta=meta,
-        made=machine(meta),
-        colors=Markup(_colors()),
-        **source,
+    environment.filters |= {"shown": shown, "svg": svg}
+    source = {name: loader.get_source(environment, f"page.{name}")[0] for name in ("css", "js")}
+    return environment.get_template("page.html").render(
+        title=title, lead=lead, summary=summary, sections=sections, meta=meta, width=f"{WIDTH * 72:g}", **source
     )
-
-
-def machine(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``meta`` says of where and when, by name."""
-    found = {name: meta[name] for name in ("date", "device", "cpu", "threads") if meta.get(name) is not None}
-    return found | {f"version of {package}": version for package, version in (meta.get("versions") or {}).items()}
 
 
 def shown(value: object) -> str:
     """A value of a table or of a setting as text."""
-    if isinstance(value, str):
-        return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={shown(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value))
     if value is None or isinstance(value, bool) or value != value:
         return "–" if value is None or value != value else "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def sorted_by(cell: object) -> object:
-    """What a column is sorted by; None where nothing was measured."""
-    value = cell.value if isinstance(cell, Cell) else cell
-    return None if value != value else value
-
-
-def _panels(chart: Chart) -> list[Any]:
-    from markupsafe import Markup
-
-    return [Markup(svg(chart, number)) for number in range(len(chart.panels))]
-
-
-def _legend(chart: Chart) -> list[Any]:
-    from markupsafe import Markup
-
-    return [Markup(key(name, style, OUTLINES[style.marker])) for name, style in chart.legend.items()]
-
-
-def _colors() -> str:
-    """The colours of the series, for light and for dark pages."""
-    numbered = list(enumerate((REFERENCE_COLOR, *COLORS)))
-    light = "".join(f"--series-{i}:{pair[0]};" for i, pair in numbered)
-    dark = "".join(f"--series-{i}:{pair[1]};" for i, pair in numbered)
-    return f":root{{{light}}}\n@media (prefers-color-scheme: dark) {{:root{{{dark}}}}}\n"

@@ -24,8 +24,8 @@ class Unit:
         return f"{value / self.factor:{'+' if self.signed else ''},.{self.decimals}f}".replace("-", "−")
 
 
-def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefixes = PREFIXES) -> Unit:
-    """The prefix that suits the smallest value other than zero, with decimals that give it ``digits`` digits.
+def common_unit(values: Iterable[float | None], prefixes: Prefixes = PREFIXES) -> Unit:
+    """The prefix that suits the smallest value other than zero, with decimals that give it three digits.
 
     ``prefixes``: those of thousands, or ``BINARY`` for bytes.
 
@@ -35,11 +35,14 @@ def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefi
         ('5.50', '22.10', 'M')
     """
     smallest = min((abs(value) for value in values if value), default=1.0)
-    factor, prefix = next(((f, p) for f, p in prefixes if smallest >= f), prefixes[-1])
+    factor, prefix = _prefix(smallest, prefixes)
     if factor == 1.0:
-        return Unit(decimals=0 if smallest >= 10 ** (digits - 1) or smallest == int(smallest) else 1)
-    whole = len(str(int(smallest / factor)))
-    return Unit(factor, prefix, max(digits - whole, 0))
+        return Unit(decimals=0 if smallest >= 100 or smallest == int(smallest) else 1)
+    return Unit(factor, prefix, max(3 - len(str(int(smallest / factor))), 0))
+
+
+def _prefix(value: float, prefixes: Prefixes) -> tuple[float, str]:
+    return next((pair for pair in prefixes if abs(value) >= pair[0]), prefixes[-1])
 
 
 def short(value: float) -> str:
@@ -49,10 +52,8 @@ def short(value: float) -> str:
         >>> short(2000), short(1500), short(0.25)
         ('2k', '1.5k', '0.25')
     """
-    for factor, prefix in PREFIXES:
-        if abs(value) >= factor and factor > 1:
-            return f"{value / factor:.4g}{prefix}"
-    return f"{value:.4g}"
+    factor, prefix = _prefix(value, PREFIXES)
+    return f"{value / factor:.4g}{prefix}"
 
 
 def binary(value: float) -> str:
@@ -62,12 +63,8 @@ def binary(value: float) -> str:
         >>> binary(512), binary(4096), binary(3 * 2**20)
         ('512 B', '4 KiB', '3 MiB')
     """
-    factor, prefix = next(((f, p) for f, p in BINARY if value >= f), BINARY[-1])
+    factor, prefix = _prefix(value, BINARY)
     return f"{value / factor:.3g} {prefix}B"
-
-
-def percent(value: float) -> str:
-    return f"{value:.2f} %"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -11,8 +11,7 @@ from zipfile import is_zipfile
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.images import ImageData, ImageFolders, ImageSplit
-from linattn.lab.tasks.stratify import stratified, without
+from linattn.lab.tasks.images import ImageData, ImageFolders, ImageSplit, stratified, without
 from linattn.support.extras import need
 from linattn.support.options import OptionError
 
@@ -20,20 +19,10 @@ SOURCES = (
     '"digits"; a folder of idx files (train-images-idx3-ubyte[.gz], ...); an .npz file (x_train, y_train, x_test, '
     "y_test); a folder with train/ and test/ (or val/), one folder of pictures for each class in both"
 )
-TEST_NAMES = ("test", "val")
 RESIDENT_BELOW = 20_000  # images; at 224x224 that many take 3 GB
 TEST_IMAGES = 360  # of the digits
 SPLIT_SEED = 0  # part of the data set: another seed would be another test set, and figures could not be compared
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-LAYOUTS = "(N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3"
-# Content of each file -> its usual name. Some copies have a dot in place of the second dash.
-NAMES = {
-    "train images": "train-images-idx3-ubyte",
-    "train labels": "train-labels-idx1-ubyte",
-    "test images": "t10k-images-idx3-ubyte",
-    "test labels": "t10k-labels-idx1-ubyte",
-}
-UNSIGNED_BYTE = 0x08
 
 
 def load_images(
@@ -53,26 +42,23 @@ def load_images(
         (torch.Size([1437, 1, 8, 8]), torch.uint8)
     """
     path = Path(source).expanduser()
-    if source != "digits" and path.is_dir() and not find_idx_files(path) and find_splits(path):
+    if source == "digits":
+        data = load_digits()
+    elif find_idx_file(path, "train-images-idx3-ubyte") is not None:
+        data = load_idx(path)
+    elif path.is_file() and path.suffix == ".npz":
+        data = load_npz(path)
+    elif find_splits(path):
         return load_folder(path, image_size, resident)
+    else:
+        what = "is there, but not one of these" if path.exists() else "does not exist"
+        raise OptionError("data", f"{source} {what}. Looked for {SOURCES}")
     if resident is False:
         raise OptionError("resident", f"only class folders can be left on the disk, not {source}")
-    data = _in_memory(source, path)
     if image_size is not None and data.image_size != (image_size, image_size):
         height, width = data.image_size
         raise OptionError("image_size", f"only class folders are resized; {source} has {height}x{width}, leave it out")
     return data
-
-
-def _in_memory(source: str, path: Path) -> ImageData:
-    if source == "digits":
-        return load_digits()
-    if path.is_dir() and find_idx_files(path):
-        return load_idx(path)
-    if path.is_file() and path.suffix == ".npz":
-        return load_npz(path)
-    what = "is there, but not one of these" if path.exists() else "does not exist"
-    raise OptionError("data", f"{source} {what}. Looked for {SOURCES}")
 
 
 def load_digits() -> ImageData:
@@ -96,7 +82,6 @@ def load_digits() -> ImageData:
 def load_npz(path: Path) -> ImageData:
     """Load ``x_train``, ``x_test``: uint8 ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)``, C = 1 or 3; and
     ``y_train``, ``y_test``: whole numbers ``(N,)`` or ``(N, 1)``."""
-    need("reading .npz files", "numpy")
     import numpy
 
     if not is_zipfile(path):  # numpy would take it for a single array, or for a pickle
@@ -104,128 +89,94 @@ def load_npz(path: Path) -> ImageData:
     with numpy.load(path, allow_pickle=False) as archive:
         missing = [key for key in KEYS if key not in archive.files]
         if missing:
-            raise ValueError(
-                f"{path} lacks {', '.join(missing)}: expected {', '.join(KEYS)}, found {', '.join(archive.files)}"
-            )
+            raise ValueError(f"{path} lacks {', '.join(missing)}: it has {', '.join(archive.files)}")
         arrays = {key: archive[key] for key in KEYS}
-    train, test = (
-        ImageSplit(_npz_images(path, f"x_{part}", arrays), _npz_labels(path, f"y_{part}", arrays))
-        for part in ("train", "test")
-    )
-    return ImageData(path.stem, train, test, class_names(path.parent, train.labels))
+    train, test = (_npz_split(path, part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
+    return ImageData(path.stem, train, test, train.names())
 
 
-def _npz_images(path: Path, key: str, arrays: dict[str, Any]) -> Tensor:
-    array = arrays[key]
-    if array.dtype != "uint8":
-        raise TypeError(f"{path}: {key} must be uint8 with pixels 0..255, got {array.dtype}")
-    images = torch.from_numpy(array)
-    if images.ndim == 3:
-        return images[:, None]
-    last, second = (images.ndim == 4 and images.shape[dim] in (1, 3) for dim in (3, 1))
-    if last == second:
-        reason = "which fits two of them" if last else "which fits none"
-        raise ValueError(f"{path}: {key} must be {LAYOUTS}, got {tuple(images.shape)}, {reason}")
-    return images.permute(0, 3, 1, 2).contiguous() if last else images
+def _npz_split(path: Path, part: str, x: Any, y: Any) -> ImageSplit:
+    shape = x.shape if x.ndim == 4 else (*x.shape, 1)
+    last, second = (len(shape) == 4 and shape[dim] in (1, 3) for dim in (3, 1))
+    if x.dtype != "uint8" or (last == second and x.ndim != 3):
+        layouts = "(N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3, one of them only"
+        raise ValueError(f"{path}: x_{part} must be uint8 of {layouts}, got {x.dtype} of {x.shape}")
+    if y.dtype.kind not in "iu" or y.shape not in ((len(x),), (len(x), 1)):
+        allowed = f"whole numbers ({len(x)},) or ({len(x)}, 1), one for each image"
+        raise ValueError(f"{path}: y_{part} must be {allowed}, got {y.dtype} of {y.shape}")
+    images = torch.from_numpy(x.reshape(shape))
+    if last:
+        images = images.permute(0, 3, 1, 2).contiguous()
+    return ImageSplit(images, torch.from_numpy(y.reshape(-1).astype("int64")))
 
 
-def _npz_labels(path: Path, key: str, arrays: dict[str, Any]) -> Tensor:
-    array = arrays[key]
-    count = len(arrays[key.replace("y_", "x_")])
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{path}: {key} must be whole numbers, got {array.dtype}")
-    if array.shape not in ((count,), (count, 1)):
-        raise ValueError(f"{path}: {key} must be ({count},) or ({count}, 1), one for each image, got {array.shape}")
-    return torch.from_numpy(array.reshape(-1).astype("int64"))
-
-
-def find_idx_files(folder: Path) -> dict[str, Path]:
-    """Those of the four files that are in ``folder``; plain files are preferred to ``.gz``."""
-    found: dict[str, Path] = {}
-    for part, name in NAMES.items():
-        spellings = [name, name.replace("-idx", ".idx")]
-        candidates = [folder / f"{spelling}{suffix}" for suffix in ("", ".gz") for spelling in spellings]
-        there = [path for path in candidates if path.is_file()]
-        if there:
-            found[part] = there[0]
-    return found
+def find_idx_file(folder: Path, name: str) -> Path | None:
+    """The file of this name, plain rather than ``.gz``. Some copies have a dot in place of the second dash."""
+    spellings = (f"{spelling}{end}" for end in ("", ".gz") for spelling in (name, name.replace("-idx", ".idx")))
+    return next((folder / spelling for spelling in spellings if (folder / spelling).is_file()), None)
 
 
 def load_idx(folder: Path) -> ImageData:
     """Load the four files of ``folder``, named as in MNIST and Fashion-MNIST, each plain or ``.gz``."""
-    files = find_idx_files(folder)
-    missing = [f"{name}[.gz]" for part, name in NAMES.items() if part not in files]
-    if missing:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}")
-    train, test = (_idx_split(files[f"{part} images"], files[f"{part} labels"]) for part in ("train", "test"))
-    return ImageData(folder.resolve().name, train, test, class_names(folder, train.labels))
+    splits = []
+    for part in ("train", "t10k"):
+        images, labels = (read_idx(folder, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+        if len(images) != len(labels):
+            raise ValueError(f"{folder} holds {len(images)} images, but {len(labels)} labels in {part}-...")
+        splits.append(ImageSplit(images[:, None], labels.to(torch.int64)))
+    train, test = splits
+    return ImageData(folder.resolve().name, train, test, train.names())
 
 
-def read_idx(path: Path, ndim: int) -> Tensor:
-    """Read the uint8 tensor of an idx file, which must have ``ndim`` dimensions.
+def read_idx(folder: Path, name: str) -> Tensor:
+    """Read the uint8 tensor of an idx file ``...-idxN-ubyte[.gz]``, of N dimensions.
 
     The header is two zero bytes, the type (8 = unsigned byte), the number of dimensions, and each dimension as a
     big-endian 32-bit number. The values follow, with the last dimension varying fastest.
     """
-    content = _content(path)
-    start = 4 + 4 * ndim
-    magic = bytes((0, 0, UNSIGNED_BYTE, ndim))
-    if content[:4] != magic:
-        raise ValueError(
-            f"{path} is no idx file of unsigned bytes with {ndim} dimension(s): it must start with {magic.hex(' ')}, "
-            f"but starts with {content[:4].hex(' ') or 'nothing'}"
-        )
-    if len(content) < start:
-        raise ValueError(f"{path} ends inside its header of {start} bytes: it has {len(content)}")
-    shape = struct.unpack(f">{ndim}I", content[4:start])
-    held = len(content) - start
-    if held != prod(shape):
-        what = "is truncated" if held < prod(shape) else "is too long"
-        raise ValueError(f"{path} {what}: its header says {'x'.join(map(str, shape))} bytes, it holds {held}")
-    if not held:
-        raise ValueError(f"{path} holds no data: its header says {'x'.join(map(str, shape))}")
-    return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
-
-
-def _content(path: Path) -> bytearray:
+    path, ndim = find_idx_file(folder, name), int(name[-7])
+    if path is None:
+        raise FileNotFoundError(f"{folder} lacks {name}[.gz]")
     try:
-        # A bytearray is writable, as tensors must be.
-        return bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is a damaged gzip file: {error}") from error
-
-
-def _idx_split(images: Path, labels: Path) -> ImageSplit:
-    pictures, numbers = read_idx(images, 3), read_idx(labels, 1)
-    if len(pictures) != len(numbers):
-        raise ValueError(f"{images} holds {len(pictures)} images, but {labels} {len(numbers)} labels")
-    return ImageSplit(pictures[:, None], numbers.to(torch.int64))
+    start, magic = 4 + 4 * ndim, bytes((0, 0, 8, ndim))
+    if content[:4] != magic or len(content) < start:
+        raise ValueError(
+            f"{path} is no idx file of unsigned bytes with {ndim} dimension(s): no header {magic.hex(' ')}"
+        )
+    shape, held = struct.unpack_from(f">{ndim}I", content, 4), len(content) - start
+    if held != prod(shape) or not held:
+        said = "x".join(map(str, shape))
+        raise ValueError(f"{path} is damaged or empty: its header says {said} bytes, it holds {held}")
+    # A bytearray is writable, as tensors must be.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).reshape(shape)
 
 
 def find_splits(folder: Path) -> tuple[Path, Path] | None:
     """The folders of the training and the test images, ``train`` and ``test`` or ``val``; None if they are missing."""
-    tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
+    tests = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
     return (folder / "train", tests[0]) if tests and (folder / "train").is_dir() else None
 
 
 def load_folder(folder: Path, image_size: int | None, resident: bool | None) -> ImageData | ImageFolders:
     """Load ``folder/train/<class>/<picture>``, and the same in ``folder/test`` or ``folder/val``, in color.
 
-    Args:
-        folder: the folder that holds ``train`` and ``test`` or ``val``.
-        image_size: side of the square that pictures are resized and cropped to.
-        resident: True decodes all pictures into memory: the shorter side resized to ``image_size``, then the middle
-            square. False leaves them on the disk. None: in memory if there are fewer than 20,000.
+    ``resident``: True decodes all pictures into memory: the shorter side resized to ``image_size``, then the middle
+    square. False leaves them on the disk. None: in memory if there are fewer than 20,000.
     """
     need("image folders", "torchvision")
+    from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
+
     splits = find_splits(folder)
-    if splits is None:
-        raise FileNotFoundError(f"{folder} lacks the folders train and test (or val)")
-    if image_size is None:
-        raise OptionError("image_size", f"needed for the pictures in {folder}, which may differ in size")
-    if image_size < 1:
-        raise OptionError("image_size", f"must be at least 1, got {image_size}")
-    train, test = (_pictures(split) for split in splits)
+    assert splits is not None
+    if image_size is None or image_size < 1:
+        raise OptionError("image_size", f"needed for pictures, which may differ in size: at least 1, got {image_size}")
+    try:
+        train, test = (ImageFolder(str(split)) for split in splits)
+    except FileNotFoundError as error:  # no class folder, or one without pictures
+        raise FileNotFoundError(f"{folder} must hold one folder of pictures for each class: {error}") from error
     if train.classes != test.classes:
         differ = sorted(set(train.classes) ^ set(test.classes))
         raise ValueError(f"{splits[0]} and {splits[1]} must hold the same classes; only in one: {', '.join(differ)}")
@@ -236,41 +187,14 @@ def load_folder(folder: Path, image_size: int | None, resident: bool | None) -> 
     return ImageData(name, _decode(train, image_size), _decode(test, image_size), classes)
 
 
-def _pictures(folder: Path) -> Any:
-    from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
-
-    try:
-        return ImageFolder(str(folder))
-    except FileNotFoundError as error:  # no class folder, or one without pictures
-        raise FileNotFoundError(f"{folder} must hold one folder of pictures for each class: {error}") from error
-
-
 def _decode(pictures: Any, size: int) -> ImageSplit:
     from torchvision.transforms import v2  # type: ignore[import-untyped]
 
     square = v2.Compose([v2.Resize(size, v2.InterpolationMode.BICUBIC), v2.CenterCrop(size), v2.PILToTensor()])
     images = torch.empty(len(pictures), 3, size, size, dtype=torch.uint8)
     for i, (path, _) in enumerate(pictures.samples):
-        images[i] = _read(square, pictures.loader, path)
+        try:
+            images[i] = square(pictures.loader(path))
+        except OSError as error:  # what PIL raises for a file that is no picture
+            raise ValueError(f"{path} cannot be read as a picture: {error}") from error
     return ImageSplit(images, torch.tensor(pictures.targets, dtype=torch.int64))
-
-
-def _read(square: Any, loader: Any, path: str) -> Tensor:
-    try:
-        return square(loader(path))
-    except OSError as error:  # what PIL raises for a file that is no picture
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from error
-
-
-def class_names(folder: Path, labels: Tensor) -> tuple[str, ...]:
-    """The lines of ``classes.txt`` in ``folder``, label 0 first; without that file, the labels as numbers."""
-    path = folder / "classes.txt"
-    used = int(labels.max()) + 1
-    if not path.is_file():
-        return tuple(str(label) for label in range(used))
-    names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    if len(names) < used:
-        raise ValueError(
-            f"{path} names {len(names)} classes, but labels go up to {used - 1}: one name a line, label 0 first"
-        )
-    return names

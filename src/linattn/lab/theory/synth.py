@@ -4,33 +4,25 @@ Every mechanism is trained with every kind of positions and of Canon layers, as 
 data order and budget. The table has a row each, and what Canon layers add.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
-from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from statistics import fmean
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from linattn.lab.cases import Outcome, Work
-from linattn.lab.compare.comparison import Phase
+from linattn.lab.cases import Case, Outcome, Work
+from linattn.lab.compare.comparison import Point
 from linattn.lab.compare.text import CompareText, Contender
-from linattn.lab.compare.text_costs import training_step
-from linattn.lab.experiment import RIGHT
-from linattn.lab.kept import Case
-from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
 from linattn.lab.tasks.synthetic.lano import Lano
 from linattn.lab.tasks.text import SequenceTask
-from linattn.lab.train.accelerator import matrix_products
-from linattn.lab.train.text.feed import Feed
+from linattn.lab.train.text.config import host_of_recipe, recipe_settings
 from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import TextFolder
-from linattn.lab.train.text.recipes import host_of_recipe, recipe_settings
-from linattn.lab.train.text.run import TextNetwork
 from linattn.support.config import option
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_option
@@ -70,23 +62,6 @@ BUDGETS: dict[str, dict[str, tuple[dict[str, Any], int, int]]] = {
     },
 }  # fmt: skip
 PAD = 1  # before shorter prompts and after finished texts: masked or cut off, so any token except the end will do
-REPEATS = 3  # timed steps of a plan
-OPTIMIZER = 1.15  # factor of a step's time: the timed step has no optimiser
-
-
-class Placed(NamedTuple):
-    """A contender of a comparison, with a kind of positions."""
-
-    contender: Contender
-    position: str
-
-    @property
-    def series(self) -> str:
-        return f"{self.contender.series} {self.position}"
-
-    @property
-    def name(self) -> str:
-        return self.series if self.contender.width is None else f"{self.series} {self.contender.width}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +101,6 @@ class Synth(CompareText):
     samples: int = option(
         0, "Sentences (lano) or answers (brevo) that each trained model writes, to be checked.", least=0, affects=False,
         group="Comparison",
-    )  # fmt: skip
-    plan: bool | None = option(
-        None, "Say how many runs and seconds it would be, and stop; or do not measure it at all.", affects=False,
-        default_text="say it and begin",
     )  # fmt: skip
 
     @classmethod
@@ -175,107 +146,58 @@ class Synth(CompareText):
     # Contenders: each with kinds of positions, those of all or its own.
 
     @property
-    def placed(self) -> dict[str, Placed]:
-        """The contenders by name, width after width.
+    def placed(self) -> dict[str, tuple[Contender, str]]:
+        """The contenders and their positions by name, width after width.
 
         Example:
             >>> list(Synth(task="mano", canon=("none",)).placed)
             ['softmax rotary', 'softmax none', 'gated none']
         """
-        found = []
+        found = {}
         for width in self.widths or (None,):
             for entry in self.mechanisms:
                 pattern, _, own = entry.partition(":")
                 for position in own.split("+") if own else self.positions:
                     check_option("positions", position, POSITIONS)
-                    canons = [None if letters == "none" else letters for letters in self.canon]
-                    found += [Placed(Contender(pattern, canon, width), position) for canon in canons]
-        return {placed.name: placed for placed in found}
+                    for letters in self.canon:
+                        contender = Contender(pattern, None if letters == "none" else letters, width)
+                        name = f"{contender.series} {position}" + (f" {width}" if width else "")
+                        found[name] = contender, position
+        return found
 
     @property
     def of_name(self) -> dict[str, Contender]:
-        return {name: placed.contender for name, placed in self.placed.items()}
+        return {name: contender for name, (contender, _) in self.placed.items()}
 
     def series(self, name: str) -> str:
-        return self.placed[name].series
+        contender, position = self.placed[name]
+        return f"{contender.series} {position}"
 
     def host_named(self, name: str) -> Host:
-        return replace(super().host_named(name), rotary=POSITIONS[self.placed[name].position])
+        return replace(super().host_named(name), rotary=POSITIONS[self.placed[name][1]])
 
     def keeps_weights(self) -> bool:
         return self.weights and self.final
 
-    # Phases: those of a comparison; without final runs the first alone; at the end what trained models write.
+    # Without final runs there are those that choose learning rates; at the end what trained models write.
 
-    def phases(self) -> Generator[Phase, list[Outcome], None]:
-        if not self.final:
-            yield "sweep", self.sweep_cases()
-            return
-        runs = yield from self._until_costs()
-        if self.samples:
-            yield (
-                "written",
-                [
-                    {"kind": "written", "mechanism": o.case["mechanism"], "samples": self.samples, "of": dict(o.case)}
-                    for o in runs
-                    if not o.error and o.case["seed"] == 0
-                ],
-            )
+    def final_cases(self, chosen: Mapping[str, Point]) -> list[dict[str, Any]]:
+        return super().final_cases(chosen) if self.final else []
 
-    def _until_costs(self) -> Generator[Phase, list[Outcome], list[Outcome]]:
-        phases: Any = super().phases()
-        phase, runs = next(phases), list[Outcome]()
-        while True:
-            outcomes = yield phase
-            runs = outcomes if phase[0] == "run" else runs
-            try:
-                phase = phases.send(outcomes)
-            except StopIteration:
-                return runs
+    @property
+    def of_trained(self) -> dict[str, dict[str, Any]]:
+        return {"written": {"samples": self.samples}} if self.samples else {}
 
     def title(self, case: Case) -> str:
         return f"{case['mechanism']} writes" if case["kind"] == "written" else super().title(case)
 
     def written_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         """The percentage of right texts among those that a trained model writes."""
-        one, run = self.in_this_process(), case["of"]
-        model = create_host(one.hosts[run["mechanism"]], one.made, run["seed"])
+        run = case["of"]
+        model = create_host(self.hosts[run["mechanism"]], self.made, run["seed"])
         weights = TextFolder(self.weights_of(run, work)).load_weights()
         model.load_state_dict(weights, strict=not model.config.tie_word_embeddings)
-        return {"written": share_right(model.to(self.place()).eval(), one.made, case["samples"])}
-
-    # The command.
-
-    def run(self, screen: Screen) -> int:
-        self.check_hosts()
-        if self.plan is not False:
-            screen.say(self.plan_words())
-        return RIGHT if self.plan else super().run(screen)
-
-    def plan_words(self) -> str:
-        """How many runs there are and how long they take, by a few timed steps of every model."""
-        swept, names = self.sweep_cases(), self.contenders()
-        runs = len(swept)
-        if self.final:
-            runs += len(names) * (self.seeds - (1 if swept and self.sweep_is_final else 0))
-        config = self.training(self.usual_lr(names[0]), 0)
-        part = next(iter(Feed(self.made, config, self.place()).train())).parts[0]
-        seconds = 0.0
-        for host in self.hosts.values():
-            network = TextNetwork(create_host(host, self.made, 0).to(self.place()), self.made)
-            step, times = training_step(network, part, config.precision), []
-            with matrix_products(config.precision):
-                for _ in range(REPEATS + 1):
-                    begin = perf_counter()
-                    step()
-                    if self.place().type == "cuda":
-                        torch.cuda.synchronize(self.place())
-                    times.append(perf_counter() - begin)
-            seconds += OPTIMIZER * config.steps * config.accumulation * median(times[1:]) * runs / len(names)
-        jobs = self.at_a_time()
-        words = f"{counted(runs, 'run')} x {seconds / max(runs, 1):,.1f} s of training = {seconds:,.0f} s"
-        more = f", {jobs} at a time: {seconds / jobs:,.0f} s if they do not slow one another"
-        return words + (more if jobs > 1 else "")
+        return {"written": share_right(model.to(self.place()).eval(), self.made, case["samples"])}
 
     def finish(self, screen: Screen, meta: dict[str, Any], done: Sequence[tuple[str, Outcome]]) -> int:
         rows = self.paper_table(self.rows(done))
@@ -296,63 +218,42 @@ class Synth(CompareText):
         return (*METRICS[self.task], *(f"accuracy_{k}" for k in hops[-1:-3:-1]))
 
     def paper_table(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Rows with ``mechanism``, ``positions``, ``canon``, and ``scores`` by width: means over seeds of each metric.
+        """A row for each contender: means over seeds of each metric, and ``gain``, what Canon layers add to the first.
 
-        ``gain`` holds, by width, what Canon layers add to the first metric. Without final runs the scores are those of
-        the best rate, and ``rates`` holds the score of each.
+        Without final runs they are those of the best rate, and ``rates`` holds the score of each.
         """
-        kind, first = "run" if self.final else "sweep", METRICS[self.task][0]
-        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        kind, measured = ("run", "metrics") if self.final else ("sweep", "validation_metrics")
+        found: dict[tuple[Contender, str], dict[str, Any]] = {}
         for name, (contender, position) in self.placed.items():
-            key = (contender.pattern, position, contender.canon or "none")
-            row = found.setdefault(
-                key, dict(zip(("mechanism", "positions", "canon"), key, strict=True)) | {"scores": {}}
-            )
-            runs = [r for r in rows if r["kind"] == kind and r["mechanism"] == name and not r.get("error")]
-            measured = "metrics" if self.final else "validation_metrics"
+            row: dict[str, Any] = {"mechanism": contender.pattern, "positions": position,
+                                   "canon": contender.canon or "none", "width": contender.width}  # fmt: skip
+            own = [r for r in rows if r["mechanism"] == name]
+            runs = [r for r in own if r["kind"] == kind and not r.get("error")]
             if not self.final:
-                by_rate = {f"{r['lr']:g}": r["validation"] for r in runs}
-                row.setdefault("rates", {})[str(contender.width)] = by_rate
-                best = self.metric().best(by_rate) if by_rate else ""
-                runs = [r for r in runs if f"{r['lr']:g}" == best]
-            more = {key: value for r in rows if r["mechanism"] == name for key, value in r.items()
-                    if key in ("written", "parameters")}  # fmt: skip
-            scores: dict[str, Any] = {
-                metric: fmean(r[measured][metric] for r in runs) if runs else None for metric in self.shown_metrics()
-            }
-            if scores.get("bits") is not None and more.get("parameters"):
-                scores["bits_per_parameter"] = scores["bits"] / more["parameters"]
-            row["scores"][str(contender.width)] = scores | {k: v for k, v in more.items() if k == "written"}
-        for (pattern, position, canon), row in found.items():
-            plain = found.get((pattern, position, "none"))
-            row["gain"] = None
-            if canon != "none" and plain is not None:
-                pairs = {width: (scores[first], plain["scores"].get(width, {}).get(first))
-                         for width, scores in row["scores"].items()}  # fmt: skip
-                row["gain"] = {width: None if None in pair else pair[0] - pair[1] for width, pair in pairs.items()}
+                rates = row["rates"] = {f"{r['lr']:g}": r["validation"] for r in runs}
+                runs = [r for r in runs if f"{r['lr']:g}" == self.metric().best(rates)]
+            for metric in self.shown_metrics() if runs else ():
+                row[metric] = fmean(r[measured][metric] for r in runs)
+            more = {key: value for r in own for key, value in r.items() if key in ("written", "parameters")}
+            if "bits" in row and "parameters" in more:
+                row["bits_per_parameter"] = row["bits"] / more["parameters"]
+            found[contender, position] = row | {key: value for key, value in more.items() if key == "written"}
+        first = METRICS[self.task][0]
+        for (contender, position), row in found.items():
+            plain = found.get((contender._replace(canon=None), position), {})
+            if contender.canon and first in row and first in plain:
+                row["gain"] = row[first] - plain[first]
         return list(found.values())
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-        """Widths below each other: side by side they would not fit a screen."""
-        found = self.paper_table(rows)
-        metrics = list(dict.fromkeys(name for row in found for scores in row["scores"].values() for name in scores))
-        names = [
-            "mechanism",
-            "positions",
-            "canon",
-            "width",
-            *(name.replace("_", " ") for name in metrics),
-            "canon adds",
-        ]
-        return names, [
-            [row["mechanism"], row["positions"], row["canon"], width, *(_number(scores.get(name)) for name in metrics),
-             _number((row["gain"] or {}).get(width), "+")]
-            for row in found for width, scores in row["scores"].items()
-        ]  # fmt: skip
+        found = [{key: value for key, value in row.items() if key != "rates"} for row in self.paper_table(rows)]
+        names = sorted(dict.fromkeys(name for row in found for name in row), key=lambda name: name == "gain")
+        titles = [name.replace("_", " ") if name != "gain" else "canon adds" for name in names]
+        return titles, [[_number(row.get(name)) for name in names] for row in found]
 
 
-def _number(value: float | None, sign: str = "") -> str:
-    return "" if value is None else format(value, f"{sign}.1f" if abs(value) >= 10 else f"{sign}.3g")
+def _number(value: object) -> object:
+    return format(value, ".1f" if abs(value) >= 10 else ".3g") if isinstance(value, float) else value
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Creates the Accelerator, which knows devices and processes, from a config."""
+"""What a config computes with: the Accelerator, which knows devices and processes, and the optimiser."""
 
 import os
 from collections.abc import Iterator
@@ -6,15 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from linattn.support.extras import need
-from linattn.support.options import OptionError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
-
-
-_PRECISIONS = {"fp32": "no", "bf16": "bf16"}
 
 
 @contextmanager
@@ -31,42 +28,76 @@ def matrix_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def place_of(config: Any) -> torch.device:
-    """The device of a config; a GPU if there is one and the config names none."""
-    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 def create_accelerator(config: Any) -> "Accelerator":
-    """An Accelerator for the device and precision of a config.
+    """An Accelerator for the device and precision of a config; a GPU if there is one and the config names none.
 
     With ``accelerate launch`` or ``torchrun`` it is that of one of several processes.
-
-    Example:
-        >>> from linattn.lab.train.config import TrainConfig
-        >>> accelerator = create_accelerator(TrainConfig(device="cpu"))
-        >>> accelerator.device, accelerator.num_processes
-        (device(type='cpu'), 1)
     """
     need("training", "accelerate")
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 
-    device = place_of(config)
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    if alone:
+    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         # accelerate keeps its first device and precision for the whole process and refuses others, but a process that
         # trains several models may need others.
         AcceleratorState._reset_state(reset_partial_state=True)
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)
-    return Accelerator(mixed_precision=_PRECISIONS[config.precision], cpu=device.type == "cpu")
+    mixed = "bf16" if config.precision == "bf16" else "no"
+    return Accelerator(mixed_precision=mixed, cpu=device.type == "cpu")
 
 
-def check_accelerator(accelerator: "Accelerator", config: Any) -> None:
-    """Raise unless an accelerator from elsewhere fits the config."""
-    device = place_of(config)
-    if accelerator.device.type != device.type:
-        raise OptionError("device", f"is {device}, but the accelerator computes on {accelerator.device}")
-    given = accelerator.mixed_precision
-    if given != _PRECISIONS[config.precision]:
-        raise OptionError("precision", f"is {config.precision}, but the accelerator has mixed_precision={given!r}")
+def create_optimizer(model: nn.Module, config: Any, *, capturable: bool = False) -> torch.optim.AdamW:
+    """AdamW over the parameters that need a gradient, in two groups: with weight decay and without.
+
+    It is fused: one kernel updates many parameters. On a GPU it never waits for the device; on a CPU, a small model
+    trains 7 % faster with it. Move the model to its device first. ``capturable``: the step can be recorded as a CUDA
+    graph, with a tensor as learning rate.
+    """
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [named[name] for name in names], "weight_decay": decay}
+        for names, decay in zip(split_by_decay(model), (config.weight_decay, 0.0), strict=True)
+    ]
+    eps = getattr(config, "eps", 1e-8)  # else PyTorch's
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=eps, fused=True, capturable=capturable)
+    # Else it would warn in every run, as steps are tried before they are recorded.
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
+
+
+def split_by_decay(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the parameters that weight decay pulls towards zero, and of those it leaves alone.
+
+    The weights of linear maps and convolutions, those inside a mechanism included, may decay to zero. Not decayed are
+
+    - biases and the scales of norms, and anything else with fewer than two axes;
+    - what ``model.no_weight_decay()`` names: positions and class tokens, which are a place and not a strength;
+    - embeddings, for the same reason, and a head that shares their weight;
+    - a mechanism's own parameters. An angle, a power or a scale of 0 is one setting among others, and often a bad one,
+      to which decay would drive all heads of a layer. They have two axes only because they are laid out by head and
+      channel.
+
+    Example:
+        >>> from linattn.models.vision import create_vit
+        >>> decayed, free = split_by_decay(create_vit("digits", "pola", depth=1))
+        >>> [name for name in decayed if "attn" in name]
+        ['blocks.0.attn.qkv.weight', 'blocks.0.attn.proj.weight']
+        >>> [name for name in free if "mechanism" in name]
+        ['blocks.0.attn.mechanism.power', 'blocks.0.attn.mechanism.scale']
+    """
+    spared: set[str] = set(getattr(model, "no_weight_decay", set)())
+    maps: set[str] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            maps.add(f"{name}.weight")
+        elif isinstance(module, nn.Embedding):
+            spared.add(f"{name}.weight")
+    decayed: list[str] = []
+    free: list[str] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            own = ".mechanism." in f".{name}" and name not in maps
+            (free if own or name in spared or parameter.ndim < 2 else decayed).append(name)
+    return decayed, free

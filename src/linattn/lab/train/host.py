@@ -1,7 +1,9 @@
 """The host of training on images: a vision transformer or a pyramid around a mechanism, the same for every one."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -21,6 +23,7 @@ from linattn.support.options import OptionError, check_option
 
 Host = VisionTransformer | Pyramid
 PYRAMID = "pyramid"
+_of_host = partial(option, group="Host")
 LEAST_PLANE = 2  # fewest tokens on a side in the last stage of a pyramid, as a single token attends only to itself
 
 
@@ -28,33 +31,26 @@ LEAST_PLANE = 2  # fewest tokens on a side in the last stage of a pyramid, as a 
 class VisionHost(Config):
     """The options of a host."""
 
-    host: Literal["vit", "pyramid"] = option(
-        "vit", "Pyramid: NaLaFormer's four stages and its relatives.", group="Host"
+    host: Literal["vit", "pyramid"] = _of_host("vit", "Pyramid: NaLaFormer's four stages and its relatives.")
+    size: str = _of_host(
+        "digits", "digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.", default_text="by data; xt"
     )
-    size: str = option(
-        "digits", "Size of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.",
-        group="Host", default_text="by data; xt",
-    )  # fmt: skip
-    stages: str = option(
-        "", "Stages of a pyramid, a letter each: l, the mechanism; s, softmax.", group="Host", rare=True,
-        default_text="llss",
-    )  # fmt: skip
-    patch_size: int | None = option(
-        None, "Pixels of a token's side; in the first stage of a pyramid 4, 2 or 1.", least=1, group="Host",
+    stages: str = _of_host(
+        "", "Stages of a pyramid, a letter each: l, the mechanism; s, softmax.", rare=True, default_text="llss"
+    )
+    patch_size: int | None = _of_host(
+        None,
+        "Pixels of a token's side; in the first stage of a pyramid 4, 2 or 1.",
+        least=1,
         default_text="by size; of a pyramid 4, less where the last stage would be one token",
-    )  # fmt: skip
-    depth: int | None = option(None, "Blocks of the host.", least=1, group="Host", default_text="by size")
-    global_pool: str = option("avg", "token: a class token.", choices=tuple(sorted(POOLS)), group="Host", rare=True)
-    preset: str | None = option(
-        None, "A paper's block around every mechanism alike.", choices=list_presets, group="Host",
-        default_text="none; of a pyramid nala",
-    )  # fmt: skip
-    local: str | None = option(
-        None, "A depthwise convolution of the values beside each mechanism.", choices=tuple(KERNELS), group="Host"
     )
-    drop_path: float = option(
-        0.0, "Rate at which an image skips a branch in training.", least=0, below=1, group="Host", rare=True
+    depth: int | None = _of_host(None, "Blocks of the host.", least=1, default_text="by size")
+    global_pool: str = _of_host("avg", "token: a class token.", choices=tuple(sorted(POOLS)), rare=True)
+    preset: str | None = _of_host(
+        None, "A paper's block around every mechanism.", choices=list_presets, default_text="none; of a pyramid nala"
     )
+    local: str | None = _of_host(None, "A depthwise convolution of v beside each mechanism.", choices=tuple(KERNELS))
+    drop_path: float = _of_host(0.0, "Rate at which an image skips a branch in training.", least=0, below=1, rare=True)
 
     @classmethod
     def parse(cls, texts: Mapping[str, Any]) -> Self:
@@ -76,7 +72,7 @@ class VisionHost(Config):
             raise OptionError("depth", "is that of a vision transformer; a pyramid has the depths of its size")
         check_option("global_pool", self.global_pool, ("avg",))
         check_option("patch_size", self.patch_size, (None, *STEM_STRIDES))
-        if self.stages and (len(self.stages) != 4 or set(self.stages) - set("ls")):
+        if self.stages and not re.fullmatch("[ls]{4}", self.stages):
             raise OptionError("stages", f"must be four letters, l (mechanism) or s (softmax), got {self.stages!r}")
 
     def create(
@@ -87,20 +83,16 @@ class VisionHost(Config):
         Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers
         itself. ``options``: those of the mechanism.
         """
-        chosen: dict[str, Any] = {
-            "img_size": data.image_size,
-            "in_chans": data.channels,
-            "num_classes": data.num_classes,
-            "global_pool": self.global_pool,
-            **({"drop_path_rate": self.drop_path} if self.drop_path else {}),
-        }
         attention: dict[str, Any] = {} if self.local is None else {"local": self.local}
+        chosen: dict[str, Any] = {"attention": attention}
+        if self.drop_path:
+            chosen["drop_path_rate"] = self.drop_path
         if options and self.host == PYRAMID:
             chosen["mechanism_options"] = {mechanism: dict(options)}
         elif options:
             attention["mechanism_options"] = dict(options)
-        if attention:
-            chosen["attention"] = attention
+        chosen |= {"img_size": data.image_size, "in_chans": data.channels, "num_classes": data.num_classes}
+        chosen["global_pool"] = self.global_pool
         model: Host
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -125,28 +117,23 @@ class VisionHost(Config):
             return self.patch_size
         return max((s for s in STEM_STRIDES if min(stage_grid(image_size, 3, s)) >= LEAST_PLANE), default=1)
 
-    def describe_model(self, model: Host, image_size: tuple[int, int]) -> dict[str, Any]:
+    def describe_model(self, model: Any, image_size: tuple[int, int]) -> dict[str, Any]:
         """The shape of a host in numbers; for a pyramid, lists with one number for each stage."""
-        named = {"host": self.host, "size": self.size, "preset": self.preset, "local": self.local}
-        if isinstance(model, VisionTransformer):
-            attention: Any = model.blocks[0].attn
-            return named | {
-                "tokens": model.num_prefix_tokens + model.grid[0] * model.grid[1],
-                "width": model.embed_dim,
-                "depth": len(model.blocks),
-                "patch_size": list(model.patch_embed.patch_size),
-                "heads": attention.num_heads,
-            }
-        planes = [stage_grid(image_size, i, model.stride) for i in range(len(model.stages))]
-        first: list[Any] = [stage.blocks[0] for stage in model.stages]  # type: ignore[index]
-        return named | {
-            "stages": self.stages or "llss",
-            "tokens": [height * width for height, width in planes],
-            "width": [block.attn.dim for block in first],
-            "depth": [len(stage.blocks) for stage in model.stages],  # type: ignore[arg-type]
-            "patch_size": [model.stride, model.stride],
-            "heads": [block.attn.num_heads for block in first],
+        pyramid = isinstance(model, Pyramid)
+        stages: list[Any] = [stage.blocks for stage in model.stages] if pyramid else [model.blocks]
+        planes = [stage_grid(image_size, i, model.stride) for i in range(len(stages))] if pyramid else [model.grid]
+        prefix = 0 if pyramid else model.num_prefix_tokens
+        shape = {
+            "tokens": [prefix + height * width for height, width in planes],
+            "width": [blocks[0].attn.dim for blocks in stages],
+            "depth": [len(blocks) for blocks in stages],
+            "heads": [blocks[0].attn.num_heads for blocks in stages],
         }
+        named = {"host": self.host, "size": self.size, "preset": self.preset, "local": self.local}
+        if not pyramid:
+            numbers = {name: values[0] for name, values in shape.items()}
+            return {**named, **numbers, "patch_size": list(model.patch_embed.patch_size)}
+        return {**named, "stages": self.stages or "llss", **shape, "patch_size": [model.stride, model.stride]}
 
 
 def layer_to_show(model: Host, image_size: tuple[int, int]) -> tuple[int, tuple[int, int]]:

@@ -1,64 +1,56 @@
-"""Training on images: the loss, a step, an epoch's record, and a run that can be stopped at any moment."""
+"""Training on images: the losses, averages of weights, and runs that can be stopped at any moment."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from math import isfinite
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from linattn.lab.train.accelerator import check_accelerator, create_accelerator
+from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.batches import Batches
-from linattn.lab.train.config import TrainConfig, learning_rate
-from linattn.lab.train.ema import WeightAverage
-from linattn.lab.train.energy import EnergyLoss
-from linattn.lab.train.meter import Meter, Reading
-from linattn.lab.train.rounds import DivergedError, OnStep, Rounds, go_through
-from linattn.support.checkpoint import ResumeError, RunFolder, model_digest
+from linattn.lab.train.config import TrainConfig
+from linattn.lab.train.rounds import OnStep, Plan, Reading, Rounds, complete, read
+from linattn.support.checkpoint import RunFolder, model_digest
 from linattn.support.extras import need
-from linattn.support.seeds import seed_step
+from linattn.support.options import OptionError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
-__all__ = ["DivergedError", "EpochRecord", "ResumeError", "Run", "TrainResult", "evaluate", "train", "training_loss"]
 # What says where and how a run computes, but not what: a run may be resumed with other values.
 _WITHOUT_EFFECT = ("output", "jobs", "where", "recipe", "graphs", "checkpoint_seconds", "device")
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch, counted from 0, with its evaluation on the test split; uses averaged weights if there are any."""
+    """One epoch, counted from 0, with its evaluation on the test split; uses averaged weights if there are any.
+
+    ``lr`` is the learning rate of its last step, ``train_loss`` the mean over its training images, with label smoothing
+    and mixing, ``test_loss`` plain cross-entropy, ``top1`` the accuracy on the test images, in percent, and ``seconds``
+    the time of training alone, without evaluation and files.
+    """
 
     epoch: int
     lr: float
-    """Learning rate of the epoch's last step."""
     train_loss: float
-    """Mean over the epoch's training images, with label smoothing and mixing."""
     test_loss: float
-    """Plain cross-entropy."""
     top1: float
-    """Accuracy on the test images, in percent."""
     seconds: float
-    """Time of training alone; evaluation and files are not counted."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
+    """All epochs, the accuracy of the last one (of the best it would be a leak), and the time of training alone over
+    all epochs, including those before a resume."""
+
     epochs: list[EpochRecord]
     top1: float
-    """Accuracy of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
     seconds: float
-    """Time of training alone over all epochs, including those before a resume."""
-
-    @classmethod
-    def of(cls, epochs: list[EpochRecord]) -> Self:
-        return cls(list(epochs), epochs[-1].top1, sum(record.seconds for record in epochs))
 
 
 def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
@@ -71,6 +63,13 @@ def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
     return F.cross_entropy(logits, targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
 
 
+def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed loss, hits and number of images of a batch with mean ``loss``; targets are labels or weights."""
+    right = logits.argmax(-1) == (targets.argmax(-1) if targets.ndim == 2 else targets)
+    total = loss.detach().double() * len(targets)
+    return torch.stack([total, right.sum().double(), torch.full_like(total, len(targets))])
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], accelerator: "Accelerator") -> Reading:
     """Mean cross-entropy and accuracy (percent) over ``batches``, in the accelerator's precision; sets ``eval`` mode.
@@ -78,91 +77,138 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], acceler
     Each process evaluates its share of the images; the result is over all processes.
     """
     model.eval()
-    meter = Meter(accelerator.device)
-    full = 0
+    sums, full = torch.zeros(3, dtype=torch.float64, device=accelerator.device), 0
     for images, targets in batches:
         full = max(full, len(images))
         with accelerator.autocast():
             # The last batch may be smaller: it is filled up, so that compiled code sees only one shape.
             logits = model(F.pad(images, (0, 0, 0, 0, 0, 0, 0, full - len(images))))[: len(images)]
-        meter.add(training_loss(logits, targets, label_smoothing=0.0), logits, targets)
-    return meter.read(accelerator)
+        sums += sums_of(training_loss(logits, targets, label_smoothing=0.0), logits, targets)
+    return read(sums, accelerator)
+
+
+class WeightAverage:
+    """``a <- d a + (1 - d) w`` after every step, for all parameters; ``a`` starts at the weights it is made from.
+
+    Averages are stored beside the model and swapped with its weights for evaluation, so that there is no second model
+    to compile or to keep in step; in place, as the optimiser, compiled code and buckets for other processes refer to
+    these very tensors. Buffers, such as the statistics of a batch norm, are averages already.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.weights = [parameter.detach() for parameter in model.parameters()]
+        self.values = [weight.clone() for weight in self.weights]
+        self._average = get_ema_multi_avg_fn(decay)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self._average(self.values, self.weights, 1)
+
+    def swap(self) -> None:
+        """Exchange weights and averages, to the last bit."""
+        for weight, value in zip(self.weights, self.values, strict=True):
+            kept = weight.clone()
+            weight.copy_(value)
+            value.copy_(kept)
+
+
+def check_energy(weight: float, among: Iterable[object]) -> None:
+    """Raise an OptionError if ``weight`` is not 0 and no mechanism or module ``among`` these has an energy loss."""
+    if weight and not any(hasattr(each, "energy_loss") for each in among):
+        needed = "needs a mechanism that reports the energy it cuts off, such as mirror; for others it must be 0"
+        raise OptionError("energy_loss", f"{needed}, got {weight:g}")
+
+
+class EnergyLoss:
+    """The mean of ``energy_loss(q, k)`` over all mechanisms of a model that have one, such as ``mirror``.
+
+    It is collected in each forward pass in training; :meth:`take` returns that of the last pass, once.
+
+    Example:
+        >>> from linattn.models.vision import create_vit
+        >>> model = create_vit("digits", "mirror")
+        >>> energy, _ = EnergyLoss(model), model(torch.randn(2, 1, 8, 8))
+        >>> loss = energy.take()
+        >>> 0 < loss.item() < 1, loss.requires_grad
+        (True, True)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: list[Tensor] = []
+        having = [module for module in model.modules() if hasattr(module, "energy_loss")]
+        self._hooks = [module.register_forward_pre_hook(self._add, with_kwargs=True) for module in having]
+        # With gradient checkpointing the backward pass runs blocks again, which adds losses that are never taken.
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._found.clear()))
+
+    def take(self) -> Tensor | float:
+        """Return the loss and forget it; 0 if no mechanism has one."""
+        found, self._found[:] = self._found[:], []
+        return torch.stack(found).mean() if found else 0.0
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
+        if mechanism.training and torch.is_grad_enabled():
+            given = {name: options.get(name) for name in ("key_mask", "cu_seqlens")}
+            self._found.append(mechanism.energy_loss(*inputs[:2], **given))
 
 
 class Run(Rounds[EpochRecord]):
     """A run of epochs over images, with an average of the weights if the config asks for one."""
 
     def __init__(self, model: nn.Module, batches: Batches, config: TrainConfig, accelerator: "Accelerator") -> None:
-        super().__init__(model, config, accelerator)
-        self.batches, self.config = batches, config
+        steps = batches.steps_per_epoch
+        plan = Plan(steps, config.epochs * steps, round(config.warmup_epochs * steps))
+        super().__init__(model, config, accelerator, plan, EpochRecord)
+        self.batches = batches
         self.energy = EnergyLoss(model) if config.energy_loss else None
         self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
+        self.averages = [] if self.average is None else self.average.values
 
-    @property
-    def steps(self) -> int:
-        return self.batches.steps_per_epoch
+    def batches_from_here(self) -> Generator[tuple[Tensor, Tensor], None, None]:
+        first, step = self.epoch, self.step
+        for epoch in range(first, self.config.epochs):
+            yield from self.batches.train(epoch, step if epoch == first else 0)
 
-    def batches_from_here(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.batches.train(self.epoch, self.step)
+    def place(self, step: int) -> tuple[int, int]:
+        return self.epoch, step
 
-    def train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-        # Before the batch is drawn: augmentation and dropout of this step must depend only on its number.
-        seed_step(self.config.seed, self.epoch, self.step, self.accelerator.process_index)
-        images, targets = next(batches)
-        self.set_learning_rate()
-        self.meter.count(len(targets))
-        self.apply(images, targets)
-
-    def update(self, images: Tensor, targets: Tensor) -> None:  # type: ignore[override]
+    def backward(self, images: Tensor, targets: Tensor) -> Tensor:
         """``images (b, C, H, W)``; ``targets (b,)`` or ``(b, classes)``."""
-        config = self.config
         logits = self.network(images)
-        loss = training_loss(logits, targets, config.label_smoothing)
+        loss = training_loss(logits, targets, self.config.label_smoothing)
         if self.energy is not None:
-            loss = loss + config.energy_loss * self.energy.take()
+            loss = loss + self.config.energy_loss * self.energy.take()
         self.accelerator.backward(loss)
-        if config.clip_norm is not None:
-            self.accelerator.clip_grad_norm_(self.network.parameters(), config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        return sums_of(loss, logits, targets)
+
+    def update(self, *inputs: Tensor) -> None:
+        super().update(*inputs)
         if self.average is not None:
-            self.average.update(self.model)
-        self.meter.add_batch(loss, logits, targets)
-
-    def averages(self) -> Iterable[Tensor]:
-        return () if self.average is None else self.average.average.values()
-
-    def learning_rate(self, step: int) -> float:
-        return learning_rate(self.epoch * self.steps + step, self.steps, self.config)
+            self.average.update()
 
     def evaluate(self, reading: Reading, lr: float) -> EpochRecord:
-        with nullcontext() if self.average is None else self.average.lent_to(self.model):
-            test = evaluate(self.model, self.batches.test(), self.accelerator)
-        if not isfinite(test.loss):
-            raise self.diverged(self.step, lr, "test loss")
+        self.finish()
+        test = evaluate(self.model, self.batches.test(), self.accelerator)
+        self.check_finite(test.loss, "test loss")
+        if self.average is not None:
+            self.average.swap()
         return EpochRecord(self.epoch, lr, reading.loss, test.loss, test.accuracy, self.seconds)
 
-    def record_of(self, fields: dict[str, Any]) -> EpochRecord:
-        return EpochRecord(**fields)
-
     def finish(self) -> None:
-        """Put the averaged weights, if there are any, into the model."""
         if self.average is not None:
-            self.average.copy_to(self.model)
+            self.average.swap()
         super().finish()
+
+    def result(self) -> TrainResult:
+        return TrainResult(self.records, self.records[-1].top1, sum(record.seconds for record in self.records))
 
     def close(self) -> None:
         if self.energy is not None:
             self.energy.remove()
         super().close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"average": None if self.average is None else self.average.average}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self.average is not None:
-            self.average.load(state["average"])
 
 
 def train(
@@ -184,26 +230,21 @@ def train(
     A step depends only on the weights, the optimiser, the seed and its own number, so that a run that was killed and
     resumed ends in the same weights as one that was not. For that the model must have the same first weights: seed
     torch before creating it. On a CPU this holds to the last bit, on a GPU as far as its kernels add in a fixed order.
-    Steps that are replayed as CUDA graphs draw the same random numbers as others, and a stopped run may be resumed with
-    graphs or without; the only difference is that graphs round the learning rate to fp32.
+    A stopped run may be resumed with CUDA graphs or without; graphs round the learning rate to fp32.
 
     Args:
         model: maps images ``(b, C, H, W)`` to logits ``(b, classes)``.
         batches: this process's batches from ``linattn.lab.train.batches.create_batches``, on the device of the config.
-        folder: a folder for this run alone.
         options: the options of the model's mechanism; a run with other options is not resumed.
         on_step: called with the epoch, the steps done in it, and mean loss and accuracy (percent) of the epoch so far:
             at the end of each epoch and at most ten times a second, as reading the numbers waits for the device.
         on_epoch: called with the record of each finished epoch, once it is on disk.
-        accelerator: an accelerator from ``create_accelerator``, if the caller needs it too (None: create one).
+        accelerator: that of ``create_accelerator(config)``, if the caller needs it too.
 
-    Raises:
-        ResumeError: the folder holds a different run; the message says what differs.
-        DivergedError: the loss is not finite; the message says where.
+    Raises ``ResumeError`` if the folder holds a different run, and ``DivergedError`` if the loss is not finite.
     """
     need("training", "accelerate")
     accelerator = accelerator or create_accelerator(config)
-    check_accelerator(accelerator, config)
     files = RunFolder(Path(folder))
     # Of the device only the kind counts: another GPU can continue a run, but a CPU rounds differently.
     run_of = {name: value for name, value in config.values().items() if name not in _WITHOUT_EFFECT}
@@ -213,14 +254,7 @@ def train(
     if finished is not None:
         model.to(accelerator.device).load_state_dict(files.load_weights())
         model.eval()
-        return TrainResult.of([EpochRecord(**record) for record in finished["epochs"]])
+        return TrainResult(**finished | {"epochs": [EpochRecord(**record) for record in finished["epochs"]]})
     run = Run(model, batches, config, accelerator)
-    try:
-        go_through(run, config.epochs, files, run_of, config.precision, on_step=on_step, on_epoch=on_epoch)
-        result = TrainResult.of(run.epochs)
-        if accelerator.is_main_process:
-            files.save_result(model, asdict(result), run_of)
-        accelerator.wait_for_everyone()
-    finally:
-        run.close()
+    result: TrainResult = complete(run, files, run_of, on_step=on_step, on_record=on_epoch)
     return result

@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from linattn.lab.screen import Screen
-from linattn.lab.tasks.graph.curvature import Neighbours, sectional_curvature
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.generated import cycle, grid, random_graph, tree
-from linattn.lab.tasks.graph.search import SearchSpace, histogram, nearest_signature, search_signature
+from linattn.lab.tasks.graph.search import (
+    SearchSpace,
+    distances,
+    nearest_signature,
+    neighbour_pairs,
+    search_signature,
+    sectional_curvature,
+)
 from linattn.support.options import OptionError
 
 
@@ -51,25 +57,15 @@ def curvature_pair_by_pair(data):
     return found
 
 
-def two_parts():
-    """A triangle with a tail, a ring beside it, and a node alone."""
-    edges = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7], [1, 2, 0, 3, 5, 6, 7, 4]])
-    return GraphData.of_edges(torch.eye(9), edges)
-
-
-GRAPHS = {
-    "parts": two_parts(),
-    "random": random_graph(40, 5),
-    "tree": tree(3, 3),
-    "cycle": cycle(9),
-    "grid": grid(4, 6),
-}
+# A triangle with a tail, a ring beside it, and a node alone.
+PARTS = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7], [1, 2, 0, 3, 5, 6, 7, 4]])
+GRAPHS = {"parts": GraphData.of_edges(torch.eye(9), PARTS), "random": random_graph(40, 5), "tree": tree(3, 3)}
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_distances_and_curvature_are_those_of_the_definition(name):
     data = GRAPHS[name]
-    found = Neighbours(data.edge_index, data.num_nodes).distances(torch.arange(data.num_nodes))
+    found = distances(data.edge_index, data.num_nodes, torch.arange(data.num_nodes))
     assert found.tolist() == distances_one_by_one(data)
     curvature = sectional_curvature(data.edge_index, data.num_nodes, references=1000, pairs=1000)
     expected = torch.tensor(curvature_pair_by_pair(data))
@@ -79,6 +75,8 @@ def test_distances_and_curvature_are_those_of_the_definition(name):
 def test_sampling_comes_near_the_whole():
     """Means over 50 of 300 references and 20 pairs, which scatter by less than 1: over all nodes within 0.05."""
     data = random_graph(300, 12, seed=3)
+    near, found = neighbours_of(data), neighbour_pairs(data.edge_index, 300, 20, torch.Generator().manual_seed(0))
+    assert all(b != c and {b, c} <= near[m] for m, b, c in torch.stack(found, 1).tolist())
     whole, sampled = (
         sectional_curvature(data.edge_index, 300, references=r, pairs=p, seed=1) for r, p in ((300, 10**4), (50, 20))
     )
@@ -89,22 +87,16 @@ def test_sampling_comes_near_the_whole():
 
 
 @pytest.mark.parametrize(
-    ("data", "wanted"),
-    [(tree(4, 6), (0, 16)), *((data, (8, 8)) for data in (cycle(100), cycle(2000), grid(10, 10), grid(40, 25)))],
+    ("data", "wanted", "kind"),
+    [(tree(4, 6), (0, 16), "hyperbolic"), (cycle(8), (16, 0), "spherical"), (cycle(100), (8, 8), "flat"),
+     (grid(40, 25), (8, 8), "flat")],
     ids=lambda value: getattr(value, "name", ""),
-)
-def test_trees_are_hyperbolic_long_cycles_and_grids_flat(data, wanted):
+)  # fmt: skip
+def test_trees_are_hyperbolic_short_cycles_spherical_long_ones_and_grids_flat(data, wanted, kind):
     found = search_signature(data)
-    assert found[:2] == wanted
-    assert found.kind == ("hyperbolic" if wanted[0] == 0 else "flat")
-
-
-@pytest.mark.parametrize("nodes", range(3, 11))
-def test_short_cycles_are_spherical(nodes):
-    found = search_signature(cycle(nodes))
-    assert found.kind == "spherical"
-    if nodes % 2 == 0:  # 1 at the opposite node, 0 at the n - 2 others
-        assert found.mean == pytest.approx(1 / (nodes - 1), abs=1e-6)
+    assert (found[:2], found.kind) == (wanted, kind)
+    if kind == "spherical":  # 1 at the opposite node, 0 at the n - 2 others
+        assert found.mean == pytest.approx(1 / 7, abs=1e-6)
 
 
 def test_the_nearest_normal_distribution_wins():
@@ -129,22 +121,13 @@ def test_the_nearest_normal_distribution_wins():
         nearest_signature(0.0, 1.0, dimension=15)
 
 
-def test_the_histogram_counts_every_node():
-    values = torch.tensor([-1.0, -1.0, 0.0, 1.0])
-    lines = histogram(values, width=10, bins=3)
-    assert [line.split()[-1] for line in lines] == ["2", "1", "1"]
-    assert lines[0].count("█") == 10
-    assert len(histogram(torch.zeros(5))) == 1
-
-
 def test_the_command_prints_the_space_and_names_wrong_options(capsys):
     assert SearchSpace(data="tree:3:3").run(Screen()) == 0
     output = capsys.readouterr().out
     assert "(q, p) = (0, 16)" in output
     assert "tree-3-3: 40 nodes, 39 edges" in output
     for option, given in (
-        ("data", {"data": "nowhere"}), ("data", {"data": "cycle:2"}), ("dimension", {"dimension": 7}),
-        ("references", {"references": 0}), ("pairs", {"pairs": 1}),
+        ("data", {"data": "tree:1:1"}), ("data", {"data": "cycle:x"}), ("dimension", {"dimension": 7}),
     ):  # fmt: skip
         with pytest.raises(OptionError) as raised:
             SearchSpace(**{"data": "cycle:5"} | given).run(Screen(quiet=True))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linattn.lab.tasks.graph.data import pair_codes
-from linattn.lab.tasks.graph.generated import communities, grid, random_graph
+from linattn.lab.tasks.graph.generated import communities, random_graph
 from linattn.lab.tasks.graph.splits import NegativeSampler, per_class_split, split_links, stratified_split
 
 
@@ -49,13 +49,6 @@ def test_links_are_split_undirected_and_disjoint(nodes, degree, seed, shares):
     assert not drawn & (edges | negative[0] | negative[1])
 
 
-def test_another_seed_is_another_split_and_the_same_one_the_same():
-    data = grid(12, 12)
-    first, again, other = (split_links(data, seed) for seed in (0, 0, 1))
-    assert torch.equal(first.test.edge_label_index, again.test.edge_label_index)
-    assert not torch.equal(first.test.edge_label_index, other.test.edge_label_index)
-
-
 def test_pairs_without_an_edge_are_drawn_evenly():
     """All 9 free pairs of 5 nodes with one edge: of 9,000 draws each has 1,000, within five standard deviations."""
     sampler = NegativeSampler(5, torch.tensor([1]))
@@ -64,7 +57,7 @@ def test_pairs_without_an_edge_are_drawn_evenly():
     counts = (drawn[0] * 5 + drawn[1]).bincount(minlength=25)
     assert int((counts > 0).sum()) == 9
     assert (counts[counts > 0] - 1000).abs().max() < 5 * 1000**0.5
-    with pytest.raises(ValueError, match="10 pairs without an edge are asked for, there are 9"):
+    with pytest.raises(ValueError, match="10 pairs without an edge are asked for, at most 9"):
         sampler.draw(10, draw)
 
 
@@ -79,5 +72,5 @@ def test_nodes_are_split_by_class():
     assert torch.stack([shares.train_mask, shares.val_mask, shares.test_mask]).sum() == 301
     for mask, share in ((shares.train_mask, 0.5), (shares.val_mask, 0.2), (shares.test_mask, 0.3)):
         assert (data.y[mask].bincount() - share * data.y.bincount()).abs().max() <= 1.5
-    with pytest.raises(ValueError, match="nodes of class"):
+    with pytest.raises(ValueError, match="needs 101 nodes of each class"):
         per_class_split(data, 0, train=101)

@@ -1,14 +1,14 @@
-"""Lano: the parser agrees with enumeration, with another recogniser, and with the sentences that are drawn."""
+"""Lano: chances agree with enumeration, with another recogniser, and with the sentences that are drawn."""
 
 from functools import cache
 from itertools import product
-from math import exp, log
+from math import log
 
 import numpy as np
 import pytest
 import torch
 
-from linattn.lab.tasks.synthetic.lano import Parser, grammar, lengths, random_sentences
+from linattn.lab.tasks.synthetic.lano import grammar, mean_length, next_chances, random_sentences
 from linattn.lab.tasks.text import IGNORED, text_task
 
 
@@ -46,19 +46,18 @@ def recognised(rules, root, sentence):
 def test_grammars_are_as_long_as_the_papers():
     for name, mean in (("cfg3f", 249), ("cfg3j", 545), ("cfg3k", 515)):
         rules = grammar(name)
-        assert abs(lengths(rules)[max(rules)].mean - mean) < 3
+        assert abs(mean_length(rules) - mean) < 3
         assert all(len({len(rule) for rule in found}) <= 2 for found in rules.values())
 
 
 def test_chances_are_those_of_all_derivations():
-    rules = grammar("cfg3f")
-    every, parser = language(rules, 12), Parser(rules, 12)
+    every, task = language(grammar("cfg3f"), 12), text_task("lano", root=12, length=64)
     assert sum(every.values()) == pytest.approx(1)
     for sentence in product((1, 2, 3), repeat=5):
-        assert exp(parser.log_chance(sentence)) == pytest.approx(every.get(sentence, 0.0), abs=1e-12)
-    assert not parser.accepts(())
+        assert task.valid(list(sentence)) == (sentence in every)
+    assert not task.valid([])
     for sentence in list(every)[::40]:
-        found = parser.next_chances(sentence)
+        found = next_chances(task.rules, sentence)
         for size in range(len(sentence) + 1):
             begun = {s: c for s, c in every.items() if s[:size] == sentence[:size]}
             expected = np.zeros(4)
@@ -68,29 +67,27 @@ def test_chances_are_those_of_all_derivations():
 
 
 @pytest.mark.parametrize(("name", "root"), [("cfg3f", 22), ("cfg3k", 16)])
-def test_drawn_sentences_are_accepted_and_corrupted_ones_are_not(name, root):
-    rules, parser = grammar(name), Parser(grammar(name), root)
-    rng = np.random.default_rng(0)
-    symbols, of = random_sentences(rng, name, root, 6)
+def test_drawn_sentences_are_valid_and_corrupted_ones_are_not(name, root):
+    task, rng = text_task("lano", grammar=name, root=root), np.random.default_rng(0)
+    symbols, of = random_sentences(rng, task.rules, 6)
     rejected = tried = 0
     for number in range(6):
         sentence = symbols[of == number].tolist()
-        assert parser.accepts(sentence)
+        assert task.valid(sentence)
         for _ in range(3):
             place = int(rng.integers(len(sentence) - 1))
             changed = [*sentence[:place], sentence[place] % 3 + 1, *sentence[place + 1 :]]
-            cut = sentence[:place] + sentence[place + 1 :]
-            for wrong in (changed, cut, sentence[::-1]):
-                assert parser.accepts(wrong) == recognised(rules, root, wrong)
-                rejected += not parser.accepts(wrong)
+            for wrong in (changed, sentence[:place] + sentence[place + 1 :], sentence[::-1]):
+                assert task.valid(wrong) == recognised(task.rules, root, wrong)
+                rejected += not task.valid(wrong)
                 tried += 1
     assert rejected > 0.7 * tried
 
 
 def test_rules_are_chosen_alike():
-    symbols, of = random_sentences(np.random.default_rng(0), "cfg3f", 9, 3000)
-    counts = [sum(tuple(part) == rule for part in np.split(symbols, np.nonzero(np.diff(of))[0] + 1))
-              for rule in ((1, 2, 1), (3, 3), (1, 1))]  # fmt: skip
+    symbols, of = random_sentences(np.random.default_rng(0), grammar("cfg3f", 9), 3000)
+    found = [tuple(part) for part in np.split(symbols, np.nonzero(np.diff(of))[0] + 1)]
+    counts = [found.count(rule) for rule in ((1, 2, 1), (3, 3), (1, 1))]
     assert sum(counts) == 3000
     assert max(abs(count - 1000) for count in counts) < 4 * (3000 * 2 / 9) ** 0.5
 

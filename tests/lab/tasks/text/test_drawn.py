@@ -7,8 +7,7 @@ from tests.lab.tasks.text.test_protocol import same
 
 from linattn.lab.tasks.text import generated as drawn
 from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.listops import ListOps
-from linattn.lab.tasks.text.mqar import Mqar
+from linattn.lab.tasks.text.recall import Mqar
 from linattn.support.options import OptionError
 
 
@@ -59,20 +58,17 @@ def test_a_kept_set_is_the_drawn_one(name, tmp_path):
         assert same(next(kept.test_batches(6)), next(plain.test_batches(6)))
 
 
-def test_what_is_kept_is_drawn_once(tmp_path, draws):
-    mqar(cache=str(tmp_path)).prepare()
-    assert draws.asked == [4, *[4] * 5, 1, 4, 4, 2]  # the first tells the folder; 21 = 5 x 4 + 1, 6 = 4 + 2
-    draws.asked.clear()
-    mqar(cache=str(tmp_path)).prepare()
-    assert draws.asked == [4, 4]
-    mqar(cache=str(tmp_path), train_examples=24).prepare(test=False)
-    assert draws.asked[2:] == [4, 4, 4], "whole files serve larger sets: the first again, and those of the last file"
-
-
-def test_others_are_not_taken_for_these(tmp_path):
-    one, other = (mqar(cache=str(tmp_path), data_seed=seed) for seed in (0, 1))
-    assert not same(next(one.test_batches(6)), next(other.test_batches(6)))
-    assert same(next(other.test_batches(6)), next(mqar(data_seed=1).test_batches(6)))
+def test_what_is_kept_is_not_drawn_again_and_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
+    draws.fails = (5,)  # in the second file
+    with pytest.raises(KeyboardInterrupt):
+        mqar(cache=str(tmp_path)).prepare(test=False)
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    draws.fails = ()
+    # The first block tells the folder; then what the first file has not. Whole files serve larger sets.
+    for size, asked in ((21, [4, 4, 4, 4, 1]), (21, [4]), (24, [4, 4, 4])):
+        draws.asked.clear()
+        mqar(cache=str(tmp_path), train_examples=size).prepare(test=False)
+        assert draws.asked == asked
 
 
 def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -81,16 +77,7 @@ def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, 
     for power in (0.01, 0.02):
         mqar(cache=str(tmp_path), power=power).prepare(test=False)
     assert len(list(tmp_path.rglob("0-8.pt"))) == 2
-
-
-def test_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
-    draws.fails = (5,)  # in the second file
-    with pytest.raises(KeyboardInterrupt):
-        mqar(cache=str(tmp_path)).prepare(test=False)
-    draws.fails, done = (), len(draws.asked)
-    mqar(cache=str(tmp_path)).prepare(test=False)
-    assert draws.asked[done:] == [4, 4, 4, 4, 1]  # the first again, then what the first file has not
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    assert mqar(cache="somewhere").identity() == mqar().identity() != mqar(power=0.02).identity()
 
 
 def test_what_another_version_drew_is_not_read(tmp_path, monkeypatch):
@@ -120,17 +107,10 @@ def test_a_damaged_file_is_named(tmp_path):
 
 def test_it_is_told_how_many_there_are():
     told = []
-    task = ListOps(shortest=5, length=40, train_examples=9, test_examples=5)
+    task = mqar(train_examples=9, test_examples=5)
     task.prepare(told.append, train=False)
-    assert told[0] == "drawing the test set of listops: 4 of 5 sequences"
-    assert told[-1] == "drawing the test set of listops: 5 of 5 sequences"
-    told.clear()
+    assert told == [f"drawing the test set of mqar: {done} of 5 sequences" for done in (4, 5)]
     task.prepare(told.append)
-    assert {words.partition(":")[0] for words in told} == {"drawing the train set of listops"}
-    told.clear()
+    assert told[2:] == [f"drawing the train set of mqar: {done} of 9 sequences" for done in (4, 8, 9)]
     task.prepare(told.append)
-    assert not told
-
-
-def test_where_a_set_is_kept_is_no_part_of_what_is_trained():
-    assert mqar(cache="somewhere").identity() == mqar().identity()
+    assert len(told) == 5

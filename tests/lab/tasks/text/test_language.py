@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from linattn.lab.tasks.text import IGNORED, text_task
-from linattn.lab.tasks.text import corpus as corpus_module
-from linattn.lab.tasks.text.corpus import Bytes, load_corpus
+from linattn.lab.tasks.text.language import Bytes, load_corpus, part_borders
+from linattn.lab.tasks.text.task import content_digest
 from linattn.support.options import OptionError
 from linattn.support.seeds import as_generator
 
@@ -26,31 +26,32 @@ def file(tmp_path):
 
 
 def test_parts_are_cut_in_order_and_nothing_is_lost(file, tmp_path):
-    parts = load_corpus(file, Bytes(), valid=0.1, test=0.2).parts
+    parts = load_corpus(file, Bytes(), valid=0.1, test=0.2)[0]
     assert [len(parts[name]) for name in ("train", "valid", "test")] == [2800, 400, 800]
     assert bytes(torch.cat([part.tokens for part in parts.values()]).tolist()) == CONTENT
     (tmp_path / "some.gz").write_bytes(gzip.compress(CONTENT))
-    packed = load_corpus(str(tmp_path / "some.gz"), Bytes(), valid=0.1, test=0.2).parts
+    packed = load_corpus(str(tmp_path / "some.gz"), Bytes(), valid=0.1, test=0.2)[0]
     assert all(torch.equal(packed[name].tokens, parts[name].tokens) for name in parts)
 
 
-def test_a_file_of_the_size_of_enwik8_has_the_usual_parts(file, monkeypatch):
-    assert corpus_module._cuts([100_000_000], 0.3, 0.3) == (90_000_000, 95_000_000)
-    assert corpus_module._cuts([100_000_001], 0.05, 0.05) == (90_000_001, 95_000_001)
+def test_a_file_of_the_size_of_enwik8_has_the_usual_parts():
+    assert part_borders([100_000_000], 0.3, 0.3) == (0, 90_000_000, 95_000_000, 100_000_000)
+    assert part_borders([100_000_001], 0.05, 0.05) == (0, 90_000_001, 95_000_001, 100_000_001)
+    assert part_borders([40, 5, 50, 5], 0.1, 0.1) == (0, 80, 90, 100)  # moved, a part would be empty
+    assert part_borders([40, 42, 10, 8], 0.1, 0.1) == (0, 82, 92, 100)
 
 
 def test_training_windows_are_pieces_of_the_training_part(file):
     task = text_task("text", data=file, length=50)
     assert task.vocabulary == 256
-    train = CONTENT[:3600]
     batch = task.train_batch(30, 0, 0)
     for tokens, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         assert tokens[1:] == targets[:-1]
-        assert bytes([*tokens, targets[-1]]) in train
+        assert bytes([*tokens, targets[-1]]) in CONTENT[:3600]
     assert torch.equal(batch.inputs, text_task("text", data=file, length=50).train_batch(30, 0, 0).inputs)
     assert not torch.equal(batch.inputs, task.train_batch(30, 0, 1).inputs)
-    narrow = task.corpus.parts["train"].anywhere(as_generator(0), 100, 3598).tolist()
-    assert set(narrow) == {0, 1}  # every place where a window fits, the last one too
+    narrow = text_task("text", data=file, length=1998, valid=0.0, test=0.5).train_batch(100, 0, 0)
+    assert set(map(bytes, narrow.inputs.tolist())) == {CONTENT[:1998], CONTENT[1:1999]}  # wherever a window fits
 
 
 @pytest.mark.parametrize("part", ["test", "valid"])
@@ -63,14 +64,8 @@ def test_test_windows_cover_the_part_once(file, part):
     inputs = torch.cat([batch.inputs for batch in batches]).flatten()
     assert bytes(inputs[:199].tolist()) == expected[:199]
     assert sum(len(batch) for batch in text_task("text", data=file, length=64, test_windows=2).test_batches(1)) == 2
-
-
-def test_bits_per_byte_of_an_even_guess_is_eight(file):
-    task = text_task("text", data=file, length=64)
-    batch = next(task.test_batches(4))
-    found = task.metrics(task.score(torch.zeros(4, 64, 256), batch))
-    assert found["bits_per_byte"] == pytest.approx(8)
-    assert found["loss"] == pytest.approx(log(256))
+    found = task.metrics(task.score(torch.zeros(2, 64, 256), batches[0]))  # an even guess
+    assert (found["bits_per_byte"], found["loss"]) == pytest.approx((8, log(256)))
 
 
 @pytest.fixture
@@ -81,15 +76,15 @@ def folder(tmp_path):
 
 
 def test_documents_end_with_a_token_and_are_not_cut(folder):
-    corpus = load_corpus(folder, Bytes(), valid=0.1, test=0.1)
-    assert corpus.vocabulary == 257
+    parts, vocabulary = load_corpus(folder, Bytes(), valid=0.1, test=0.1)
+    assert vocabulary == 257
     found = [
         piece
-        for part in corpus.parts.values()
+        for part in parts.values()
         for piece in " ".join(map(str, part.tokens.tolist())).removesuffix(" 256").split(" 256 ")
     ]
     assert [(set(piece.split()), len(piece.split())) for piece in found] == [({str(65 + n)}, 20 + n) for n in range(30)]
-    part = corpus.parts["test"]
+    part = parts["test"]
     assert part.num_bytes == len(part) - len(part.starts)
 
 
@@ -123,7 +118,7 @@ def test_packed_windows_are_cut_where_documents_begin(folder):
 def test_jsonl_lines_are_documents(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(json.dumps({"text": "é" * n}) for n in range(1, 40)) + "\n\n")
-    parts = load_corpus(str(path), Bytes()).parts
+    parts, _ = load_corpus(str(path), Bytes())
     assert sum(part.num_bytes for part in parts.values()) == 2 * sum(range(1, 40))
     path.write_text('{"text": "a"}\n{"txt": 3}\n')
     with pytest.raises(ValueError, match='needs a "text", got txt'):
@@ -134,7 +129,9 @@ def test_jsonl_lines_are_documents(tmp_path):
 
 
 def test_wrong_sources_and_lengths_are_named(file, tmp_path):
+    (tmp_path / "enwik8.zip").write_bytes(CONTENT)  # as it is offered: its packed bytes would be learnt
     for settings, message in (
+        ({"data": str(tmp_path / "enwik8.zip")}, "data: .* is an archive.*: unpack it"),
         ({"data": str(tmp_path / "none")}, "data: .* does not exist"),
         ({"data": file, "length": 200}, "length: must be below the 200 tokens of the test part"),
         ({"data": file, "evaluate": "train"}, "evaluate: must be one of test, valid"),
@@ -144,14 +141,6 @@ def test_wrong_sources_and_lengths_are_named(file, tmp_path):
     ):
         with pytest.raises(OptionError, match=message):
             text_task("text", **settings)
-
-
-def test_an_archive_is_not_read_as_text(tmp_path):
-    """As enwik8 is offered: its packed bytes would be learnt without a word."""
-    path = tmp_path / "enwik8.zip"
-    path.write_bytes(CONTENT)
-    with pytest.raises(OptionError, match=r"data: .*enwik8.zip is an archive.*: unpack it"):
-        text_task("text", data=str(path), length=50)
 
 
 def test_hidden_tokens_are_15_percent_split_80_10_10(file):
@@ -201,40 +190,41 @@ def test_the_passkey_is_found_by_search():
     assert task.metrics(task.score(right, batch))["exact_match"] == 50
 
 
-def test_a_tokenizer_makes_other_tokens_of_the_same_text(tmp_path):
+@pytest.fixture
+def words(tmp_path):
+    """A text of 1,000 words, their numbers, and a tokenizer of words that saves itself with a mask token or without."""
     pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [f"w{n}" for n in range(40)]
-    made = Tokenizer(models.WordLevel({w: n for n, w in enumerate(["[UNK]", "[MASK]", *words])}, unk_token="[UNK]"))
+    names = ["[UNK]", "[MASK]", *(f"w{n}" for n in range(40))]
+    made = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", mask_token="[MASK]")
     fast.save_pretrained(tmp_path / "tokenizer")
-    order = torch.randint(40, (1000,), generator=as_generator(0)).tolist()
-    (tmp_path / "words.txt").write_text(" ".join(words[n] for n in order))
-    settings = {"data": str(tmp_path / "words.txt"), "tokenizer": str(tmp_path / "tokenizer"), "length": 16}
-    task = text_task("text", cache=str(tmp_path / "cache"), **settings)
-    again = text_task("text", cache=str(tmp_path / "cache"), **settings)
-    plain = text_task("text", **settings)
-    for found in (task, again, plain):
-        assert found.vocabulary == 42
-        assert found.corpus.parts["train"].tokens[:800].tolist() == [n + 2 for n in order[:800]]
-    assert len(list((tmp_path / "cache").glob("*.int32"))) == 3
-    assert task.bytes_per_token == pytest.approx(len((tmp_path / "words.txt").read_text()) / 1000, rel=0.1)
-    assert text_task("masked-text", **settings).vocabulary == 42
-    part = {name: [json.dumps({"premise": "w1 w2", "hypothesis": f"w{n}", "label": n % 3}) for n in range(6)]
-            for name in ("train", "validation_matched")}  # fmt: skip
-    for name, lines in part.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    glue = text_task("glue", data=str(tmp_path), tokenizer=settings["tokenizer"], length=8)
-    assert glue.vocabulary == 42
     fast.mask_token = None
     fast.save_pretrained(tmp_path / "maskless")
-    plain = {"tokenizer": str(tmp_path / "maskless"), "length": 8}
-    masked = text_task("masked-text", data=settings["data"], **plain)  # it hides behind an id of its own
-    assert masked.vocabulary == text_task("glue", data=str(tmp_path), **plain).vocabulary == 44
-    batch = next(glue.test_batches(6))
+    order = (2 + torch.randint(40, (1000,), generator=as_generator(0))).tolist()
+    (tmp_path / "words.txt").write_text(" ".join(names[n] for n in order))
+    return {"data": str(tmp_path / "words.txt"), "tokenizer": str(tmp_path / "tokenizer"), "length": 16}, order
+
+
+def test_a_tokenizer_makes_other_tokens_of_the_same_text(words, tmp_path):
+    settings, order = words
+    cached = settings | {"cache": str(tmp_path / "cache")}
+    for task in (text_task("text", **given) for given in (cached, cached, settings)):
+        assert task.vocabulary == 42
+        assert task.parts["train"].tokens[:800].tolist() == order[:800]
+    assert len(list((tmp_path / "cache").glob("*.int32"))) == 3
+    assert task.bytes_per_token == pytest.approx(len((tmp_path / "words.txt").read_text()) / 1000, rel=0.1)
+    for name in ("train", "validation_matched"):
+        lines = [json.dumps({"premise": "w1 w2", "hypothesis": f"w{n}", "label": n % 3}) for n in range(6)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    for name, given in (("masked-text", settings), ("glue", settings | {"data": str(tmp_path)})):
+        assert text_task(name, **given).vocabulary == 42
+        # It hides behind an id of its own.
+        assert text_task(name, **given | {"tokenizer": str(tmp_path / "maskless")}).vocabulary == 44
+    batch = next(text_task("glue", **settings | {"data": str(tmp_path), "length": 8}).test_batches(6))
     assert batch.inputs[:, :3].tolist() == [[3, 4, 2 + n] for n in range(6)]
     assert batch.key_mask.sum(1).tolist() == [3] * 6
     assert batch.targets.tolist() == [0, 1, 2, 0, 1, 2]
@@ -245,15 +235,35 @@ def test_the_cache_of_tokens_knows_tokenizers_by_all_their_files(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "text.txt").write_text("abcd dcba " * 100)
     found = []
-    for name, letters in (("one", "abcd"), ("two", "dcba")):
-        folder = tmp_path / name
-        folder.mkdir()
-        words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-        (folder / "vocab.txt").write_text("\n".join(words))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-        settings = {"data": str(tmp_path / "text.txt"), "length": 8, "tokenizer": str(folder)}
-        task = text_task("text", cache=str(tmp_path / "cache"), **settings)
-        plain = text_task("text", **settings)
-        found.append(task.corpus.parts["train"].tokens[:8].tolist())
-        assert found[-1] == plain.corpus.parts["train"].tokens[:8].tolist()
-    assert found[0] != found[1]
+    for letters in ("abcd", "dcba"):
+        (tmp_path / letters).mkdir()
+        names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+        (tmp_path / letters / "vocab.txt").write_text("\n".join(names))
+        (tmp_path / letters / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+        settings = {"data": str(tmp_path / "text.txt"), "length": 8, "tokenizer": str(tmp_path / letters)}
+        made = [text_task("text", **settings, **cache) for cache in ({"cache": str(tmp_path / "cache")}, {})]
+        found += [task.parts["train"].tokens[:8].tolist() for task in made]
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_a_file_is_known_by_what_it_holds_wherever_it_lies(tmp_path):
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("some text")
+    two.write_text("some text")
+    assert content_digest([one]) == content_digest([two])
+    two.write_text("text some")  # as long as before
+    assert content_digest([one]) != content_digest([two])
+    assert content_digest([one, two]) != content_digest([two, one])
+
+
+def test_a_folder_is_known_by_its_files_of_data(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    before = content_digest([tmp_path])
+    (tmp_path / "model.safetensors").write_text("weights beside a tokenizer")
+    (tmp_path / "no.txt").mkdir()
+    assert content_digest([tmp_path]) == before
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")  # texts are read in the order of their names
+    assert content_digest([tmp_path]) != before
+    assert text_task("mqar").content is None
+    task = text_task("text", data=str(tmp_path / "b.txt"), length=2, valid=0.0, test=0.5)
+    assert task.identity()["content"] == content_digest([tmp_path / "b.txt"])

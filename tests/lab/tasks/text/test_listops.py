@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.listops import TOKENS
+from linattn.lab.tasks.text.arena import TOKENS
 
 RULES = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(median(v)), "[SM": lambda v: sum(v) % 10}
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.pathfinder import Pathfinder
+from linattn.lab.tasks.text.arena import Pathfinder
 from linattn.support.options import OptionError
 
 # Four times as large as by default, so that pixels are small beside gaps.
@@ -56,34 +55,14 @@ def test_the_picture_is_the_distance_from_dashes():
     assert picture[9, 11] == round(255 * (2 - 2**0.5))
 
 
-def test_the_default_is_balanced_and_readable():
-    task = text_task("pathfinder")
-    batch = task.batch(0, 32)
-    assert (task.length, task.vocabulary, task.classes) == (1024, 256, 2)
-    assert 6 <= batch.targets.sum() <= 26
-    ink = (batch.inputs > 0).double().mean(1)
-    assert (ink > 0.1).all()
-    assert (ink < 0.5).all()
-    assert ((batch.inputs == 255).sum(1) >= 4).all()
-
-
 def test_no_room_says_so():
     with pytest.raises(ValueError, match="found no room"):
         Pathfinder(size=8, seed_distance=1.9, contour=20, distractors=0).batch(0, 1)
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("contrast", 5.0),
-        ("dash", 16.0),
-        ("thickness", -1.0),
-        ("marker", 0.0),
-        ("dash", 0.0),
-        ("continuity", -1.0),
-        ("gap", -1.0),
-    ],
+    ("setting", "value"), [("contrast", 5.0), ("dash", 16.0), ("dash", 0.0), ("gap", 33.0), ("seed_distance", 8.0)]
 )
 def test_settings_that_give_no_picture_are_refused(setting, value):
     with pytest.raises(OptionError, match=f"{setting}: must "):
-        Pathfinder(**{setting: value})
+        Pathfinder(**{setting: value, "separation": 99.0})

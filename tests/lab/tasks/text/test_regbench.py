@@ -3,14 +3,14 @@
 import torch
 
 from linattn.lab.tasks.text import IGNORED, text_task
-from linattn.lab.tasks.text.regbench import canonical, random_automata
+from linattn.lab.tasks.text.regbench import RegBench, canonical, random_automata
 from linattn.support.seeds import as_generator
 
 SETTINGS = {"words": (3, 5), "word_length": (1, 12)}
 
 
 def test_automata_keep_their_limits():
-    tables = random_automata(as_generator(0), 200, 18, (4, 12), (4, 18), (1, 3))
+    tables = random_automata(as_generator(0), 200, RegBench())
     edges, letters, nodes = set(), set(), set()
     for table in tables.tolist():
         rows = [{symbol: to for symbol, to in enumerate(row) if to >= 0} for row in table]
@@ -34,14 +34,8 @@ def test_every_word_is_allowed_and_the_exact_chances_are_those_of_its_nodes():
     task = text_task("regbench", **SETTINGS)
     tables = task.automata(as_generator(1), 20, train=False)
     batch = task.sequences(as_generator(2), tables, exact=True)
-    for table, tokens, targets, mask, exact in zip(
-        tables.tolist(),
-        batch.inputs.tolist(),
-        batch.targets.tolist(),
-        batch.key_mask.tolist(),
-        batch.exact,
-        strict=True,
-    ):
+    columns = (values.tolist() for values in (tables, batch.inputs, batch.targets, batch.key_mask))
+    for table, tokens, targets, mask, exact in zip(*columns, batch.exact, strict=True):
         real = tokens[: sum(mask)]
         assert mask == [True] * len(real) + [False] * (len(mask) - len(real))
         assert set(tokens[len(real) :]) <= {19}
@@ -82,7 +76,8 @@ def language(table, depth):
 def test_the_canonical_form_is_equal_where_the_allowed_words_are():
     """Two automata of at most n nodes that allow the same words of n + n symbols are the same."""
     generator = as_generator(3)
-    tables = random_automata(generator, 120, 3, (2, 4), (2, 2), (1, 1)).tolist()
+    small = RegBench(symbols=3, nodes=(2, 4), alphabet=(2, 2), edges=(1, 1))
+    tables = random_automata(generator, 120, small).tolist()
     forms, words = [canonical(table) for table in tables], [language(table, 8) for table in tables]
     equal = 0
     for a in range(len(tables)):
@@ -110,8 +105,7 @@ def test_legal_and_distance_of_known_answers():
     best = task.metrics(task.score(batch.exact.clamp(min=1e-9).log(), batch))
     assert best["legal"] == 100
     assert best["distance"] < 1e-5
-    never = torch.zeros(6, task.length, 20)
-    never[..., 18] = 50.0  # a bar is never right
+    never = 50.0 * torch.nn.functional.one_hot(torch.full((6, task.length), 18))  # a bar is never right
     worst = task.metrics(task.score(never, batch))
     assert worst["legal"] == 0
     assert abs(worst["distance"] - 1) < 1e-5

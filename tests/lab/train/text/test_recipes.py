@@ -3,15 +3,19 @@
 import gzip
 import json
 
-import numpy as np
 import pytest
 from tests.lab.train.text.small_text import TASK
 
 from linattn.lab.tasks.text import STANDARDS, text_task
 from linattn.lab.tasks.text.registry import task_class
-from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import Host, create_host
-from linattn.lab.train.text.recipes import configure, create_task, host_of_recipe, published, recipe_of, size_of
+from linattn.lab.train.text.config import (
+    TextConfig,
+    configure,
+    create_task,
+    host_of_recipe,
+    published,
+)
+from linattn.lab.train.text.hosts import Host
 from linattn.support.options import OptionError
 
 OF_FILES = ("text", "masked-text", "lra-text", "lra-image", "glue", "stsb")
@@ -31,16 +35,6 @@ def labelled(folder, rows, packed=False):
 
 def steps(task, given=None, recipe=""):
     return configure(task, given or {}, recipe)["steps"]
-
-
-def test_recipes_are_those_of_the_papers():
-    found = configure(text_task("mqar", length=512, pairs=64), {})
-    assert (found["steps"], found["batch_size"], found["weight_decay"]) == (64 * 100_000 // 128, 128, 0.1)
-    short = configure(text_task("listops"), {"steps": 500, "lr": 1e-3})
-    assert (short["warmup_steps"], short["min_lr"]) == (100, 0.0)
-    assert recipe_of("passkey", {}) == "language"
-    assert size_of(text_task("listops")) == "lra"
-    assert create_task("mqar", {"pairs": 3}, "mqar-64").train_examples == 100_000
 
 
 @pytest.mark.parametrize(
@@ -78,14 +72,6 @@ def test_epochs_of_files_are_of_their_rows(packed, tmp_path):
     assert steps(text_task("glue", data=data, hold_out=0.25), recipe="glue") == 3 * 240 // 48
     assert steps(text_task("lra-text", data=data), recipe="lra-text-s5") == 35 * 320 // 50
     assert steps(text_task("glue", data=labelled(tmp_path / "b", 2)), recipe="glue") == 1
-
-
-def test_epochs_of_pictures_leave_out_those_held_out(tmp_path):
-    pictures, labels = np.zeros((600, 2, 2), np.uint8), np.arange(600) % 2
-    np.savez(tmp_path / "a.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
-    task = text_task("lra-image", data=str(tmp_path / "a.npz"))
-    assert task.train_size == 540
-    assert steps(task, recipe="lra-image-s5") == 250 * 540 // 50
 
 
 PATH_X = {"dash": 5.0, "gap": 4.0, "thickness": 1.5, "marker": 3.0, "seed_distance": 20.0, "continuity": 1.8,
@@ -133,9 +119,8 @@ def test_masked_text_hides_what_its_recipe_says(tmp_path):
         (lambda: configure(TASK, {"steps": 3, "tokens": 100}), "tokens: gives the budget"),
         (lambda: configure(TASK, {"batch_size": 0}), "batch_size: must be an integer of at least 1, got 0"),
         (lambda: configure(TASK, {}, "secret"), "recipe: must be one of"),
-        (lambda: configure(text_task("listops"), {}, "glue"), "recipe: glue counts epochs, and listops has no end"),
+        (lambda: configure(text_task("listops"), {}, "glue"), "recipe: that of glue counts epochs"),
         (lambda: configure(TASK, {}, "listops"), "recipe: listops is for classification tasks, and mqar is causal"),
-        (lambda: published(STANDARDS["glue"]), "examples: must be given: glue has as many as its files hold"),
     ],
 )
 def test_what_is_given_wrongly_is_named(make, words):
@@ -156,55 +141,8 @@ def test_rates_fall_and_adam_divides_as_in_the_source(recipe, schedule, floor, e
     assert found["min_lr"] == pytest.approx(floor * found["lr"])
 
 
-@pytest.mark.parametrize(
-    ("recipe", "batch_size", "epochs", "lr", "taken_off"),
-    [("", 48, 3, 5e-5, 5e-6), ("-qnli", 16, 10, 5e-5, 1e-6), ("-qqp", 16, 5, 3e-5, 3e-6), ("-rte", 16, 3, 1e-5, 1e-6),
-     ("-sst2", 16, 3, 3e-5, 3e-6), ("-mrpc", 32, 10, 8e-5, 8e-5), ("-cola", 32, 10, 8e-5, 8e-5 * 5e-6),
-     ("-stsb", 32, 10, 8e-5, 3e-6), ("-large", 48, 3, 1e-5, 5e-6), ("-large-qnli", 16, 10, 1e-5, 1e-6),
-     ("-large-qqp", 16, 5, 1e-5, 3e-6), ("-large-rte", 16, 2, 1e-5, 1e-5 * 1e-6), ("-large-sst2", 16, 3, 1e-5, 3e-6),
-     ("-large-mrpc", 32, 10, 1e-5, 8e-6), ("-large-cola", 32, 10, 1e-5, 1e-6), ("-large-stsb", 32, 8, 1e-5, 3e-6)],
-)  # fmt: skip
-def test_glue_is_tuned_as_in_the_programs(recipe, batch_size, epochs, lr, taken_off):
-    """Configs of M2-BERT base, and LION's table for large; of 9,600 examples.
-
-    Their optimizer does not multiply weight decay by the learning rate, PyTorch's does: ``taken_off`` is what a step at
-    the highest rate takes off.
-    """
-    found = published(STANDARDS[f"glue{recipe}"], 9600)
-    assert (found["batch_size"], found["steps"], found["lr"]) == (batch_size, epochs * 9600 // batch_size, lr)
-    assert found["lr"] * found["weight_decay"] == pytest.approx(taken_off)
-    assert (found["betas"], found["warmup_steps"]) == ((0.9, 0.98), round(0.06 * found["steps"]))
-
-
-def test_masked_text_takes_off_as_much_as_in_the_source():
-    found = published(STANDARDS["masked-text"], 1000)
-    assert found["lr"] * found["weight_decay"] == pytest.approx(1e-5)
-
-
 @pytest.mark.parametrize("name", STANDARDS)
 def test_every_recipe_makes_a_config_and_a_host(name):
     TextConfig(**published(STANDARDS[name], 1000))
     assert task_class(STANDARDS[name].task).kind in ("causal", "masked", "classification")
     Host(size="mqar" if STANDARDS[name].task == "mqar" else "base", **host_of_recipe(name))
-
-
-@pytest.mark.parametrize("ending", ["", "-rte", "-cola"])
-def test_glue_goes_on_from_masked_text(ending):
-    """``--start`` takes a body of the same shape alone."""
-    shape, base = host_of_recipe("masked-text"), host_of_recipe(f"glue{ending}")
-    assert shape == base == {"depth": 12, "width": 768, "heads": 12}
-    assert host_of_recipe(f"glue-large{ending}") == {"depth": 24, "width": 1024, "heads": 16}
-
-
-def test_the_controlled_tasks_have_heads_of_64():
-    model = create_host(Host(size="small", **host_of_recipe("depo1-225") | {"depth": 1}), TASK, 0)
-    assert (model.config.hidden_size, model.config.num_attention_heads) == (512, 8)
-    assert Host(size="base", width=768, head_dim=64).shape["num_attention_heads"] == 12
-
-
-@pytest.mark.parametrize(("name", "hops"), [("depo1-225", 8), ("depo2-75", 16)])
-def test_weaker_models_have_fewer_hops(name, hops):
-    usual, few = STANDARDS[name], STANDARDS[f"{name}-4hops"]
-    assert usual.settings["hops"] == hops
-    assert few.settings == {**usual.settings, "hops": 4}
-    assert few.steps == usual.steps

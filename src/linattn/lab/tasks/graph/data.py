@@ -3,7 +3,7 @@
 The pair i < j of N nodes has the code ``i N + j``.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,13 +35,9 @@ class GraphData:
     name: str = "graph"
 
     def __post_init__(self) -> None:
-        if self.x.ndim != 2:
-            raise ValueError(f"x must be (nodes, features), got {tuple(self.x.shape)}")
-        nodes, edges = len(self.x), self.edge_index
-        if edges.ndim != 2 or len(edges) != 2 or edges.dtype != torch.int64:
-            raise ValueError(f"edge_index must be int64 of shape (2, edges), got {edges.dtype} {tuple(edges.shape)}")
-        if edges.device.type == "cpu" and edges.numel():  # elsewhere it would wait for the device
-            least, most = int(edges.min()), int(edges.max())
+        nodes = len(self.x)
+        if self.edge_index.device.type == "cpu" and self.edge_index.numel():  # elsewhere it would wait for the device
+            least, most = int(self.edge_index.min()), int(self.edge_index.max())
             if least < 0 or most >= nodes:
                 raise ValueError(f"edge_index must be within 0..{nodes - 1}, the rows of x, got {least}..{most}")
         for name in ("y", *MASKS):
@@ -77,6 +73,13 @@ class GraphData:
         return 0 if self.y is None else int(self.y.max()) + 1
 
     @property
+    def labels(self) -> Tensor:
+        """``y``, which must be there."""
+        if self.y is None:
+            raise ValueError(f"{self.name} has no classes y, so its nodes cannot be split by class")
+        return self.y
+
+    @property
     def has_split(self) -> bool:
         return all(getattr(self, name) is not None for name in MASKS)
 
@@ -88,8 +91,8 @@ class GraphData:
         return replace(self, **dict(zip(MASKS, masks, strict=True)))
 
     def to(self, device: torch.device | str) -> "GraphData":
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})  # type: ignore[arg-type]
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
 def default_features(edge_index: Tensor, nodes: int) -> Tensor:
@@ -128,11 +131,3 @@ def both_ways(pairs: Tensor, num_nodes: int) -> Tensor:
     """Each pair in both directions, ``(2, 2 P)``, sorted by the first node, then by the second."""
     edges = torch.cat((pairs, pairs.flip(0)), 1)
     return edges[:, (edges[0] * num_nodes + edges[1]).argsort()]
-
-
-def contains(sorted_codes: Tensor, codes: Tensor) -> Tensor:
-    """Whether each of ``codes`` is one of ``sorted_codes``."""
-    if not len(sorted_codes):
-        return torch.zeros_like(codes, dtype=torch.bool)
-    place = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)
-    return sorted_codes[place] == codes

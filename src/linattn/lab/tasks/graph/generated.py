@@ -17,7 +17,6 @@ def tree(branches: int = 4, depth: int = 6) -> GraphData:
         >>> tree(4, 6).num_nodes
         5461
     """
-    _check(branches=(branches, 1), depth=(depth, 1))
     nodes = sum(branches**level for level in range(depth + 1))
     children = torch.arange(1, nodes)
     edges = torch.stack(((children - 1) // branches, children))
@@ -26,14 +25,12 @@ def tree(branches: int = 4, depth: int = 6) -> GraphData:
 
 def cycle(nodes: int = 10) -> GraphData:
     """A cycle of ``nodes`` nodes."""
-    _check(nodes=(nodes, 3))
     here = torch.arange(nodes)
     return GraphData.of_edges(None, torch.stack((here, (here + 1) % nodes)), nodes, name=f"cycle-{nodes}")
 
 
 def grid(rows: int = 32, columns: int = 32) -> GraphData:
     """A grid of ``rows x columns`` nodes, each connected to the four next to it."""
-    _check(rows=(rows, 1), columns=(columns, 2))
     place = torch.arange(rows * columns).reshape(rows, columns)
     across = torch.stack((place[:, :-1].flatten(), place[:, 1:].flatten()))
     down = torch.stack((place[:-1].flatten(), place[1:].flatten()))
@@ -42,7 +39,6 @@ def grid(rows: int = 32, columns: int = 32) -> GraphData:
 
 def random_graph(nodes: int = 1000, degree: int = 8, seed: int = 0) -> GraphData:
     """Edges between random nodes, ``degree`` for each node on average (a little less, as repeated edges count once)."""
-    _check(nodes=(nodes, 2), degree=(degree, 1))
     edges = torch.randint(nodes, (2, nodes * degree // 2), generator=torch.Generator().manual_seed(seed))
     return GraphData.of_edges(None, edges, nodes, name=f"random-{nodes}-{degree}")
 
@@ -55,7 +51,6 @@ def communities(
 
     Features are normal noise plus ``signal`` times a normal vector of the node's class.
     """
-    _check(nodes=(nodes, classes), classes=(classes, 2), degree=(degree, 1), features=(features, 1))
     draw = torch.Generator().manual_seed(seed)
     y = torch.arange(nodes) % classes
     first = torch.randint(nodes, (nodes * degree // 2,), generator=draw)
@@ -72,9 +67,3 @@ def communities(
 GENERATED: dict[str, Callable[..., GraphData]] = {
     "tree": tree, "cycle": cycle, "grid": grid, "random": random_graph, "communities": communities,
 }  # fmt: skip
-
-
-def _check(**given: tuple[int, int]) -> None:
-    for name, (value, least) in given.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -9,24 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.graph.data import GraphData, both_ways, contains, pair_codes, pairs_of
-from linattn.lab.tasks.stratify import stratified, without
+from linattn.lab.tasks.graph.data import GraphData, both_ways, pair_codes, pairs_of
+from linattn.lab.tasks.images import stratified, without
+from linattn.support.options import OptionError
 
 FEW_PAIRS = 2**18  # up to this many pairs all are listed: exact, however dense the graph is
 
 
 def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: float = 0.2) -> GraphData:
-    """Split nodes by shares: ``train`` and ``val`` of each class, the others for testing.
-
-    Example:
-        >>> from linattn.lab.tasks.graph.generated import communities
-        >>> split = stratified_split(communities(200, 4), seed=0, train=0.5, val=0.25)
-        >>> [int(mask.sum()) for mask in (split.train_mask, split.val_mask, split.test_mask)]
-        [100, 50, 50]
-    """
-    y = _classes(data)
-    if not (train > 0 and val > 0 and train + val < 1):
-        raise ValueError(f"train and val must be shares > 0 that leave something to test, got {train} and {val}")
+    """Split nodes by shares: ``train`` and ``val`` of each class, the others for testing."""
+    y = data.labels
     first = stratified(y, round(train * len(y)), seed)
     rest = without(len(y), first)
     second = rest[stratified(y[rest], round(val * len(y)), seed + 1)]
@@ -35,23 +27,16 @@ def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: flo
 
 def per_class_split(data: GraphData, seed: int, *, train: int = 20, val: int = 500, test: int = 1000) -> GraphData:
     """A random split as in Planetoid: ``train`` nodes of each class, then ``val`` and ``test`` of the others."""
-    y = _classes(data)
+    y = data.labels
+    if int(y.bincount().min()) < train or len(y) < train * data.num_classes + val + test:
+        raise OptionError(
+            "split",
+            f"needs {train} nodes of each class, and {val + test} others; {data.name} has {y.bincount().tolist()}",
+        )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    parts = [order[y[order] == label] for label in range(data.num_classes)]
-    for label, nodes in enumerate(parts):
-        if len(nodes) < train:
-            raise ValueError(f"train must be at most {len(nodes)}, the nodes of class {label}, got {train}")
-    first = torch.cat([nodes[:train] for nodes in parts])
+    first = torch.cat([order[y[order] == label][:train] for label in range(data.num_classes)])
     rest = order[~torch.isin(order, first)]
-    if len(rest) < val + test:
-        raise ValueError(f"val and test must together be at most {len(rest)}, the nodes left, got {val + test}")
     return data.with_masks(first, rest[:val], rest[val : val + test])
-
-
-def _classes(data: GraphData) -> Tensor:
-    if data.y is None:
-        raise ValueError(f"{data.name} has no classes y, so its nodes cannot be split by class")
-    return data.y
 
 
 @dataclass(frozen=True)
@@ -76,24 +61,25 @@ class NegativeSampler:
     def __init__(self, num_nodes: int, forbidden: Tensor) -> None:
         self.num_nodes, self.forbidden = num_nodes, forbidden
         total = num_nodes * (num_nodes - 1) // 2
-        self.available, self._all = total - len(forbidden), None
+        self.most = (total - len(forbidden)) // 2  # a draw of more would mostly repeat pairs
+        self.listed = torch.empty(0, dtype=torch.int64)
         if total <= FEW_PAIRS:
             first, second = torch.triu_indices(num_nodes, num_nodes, 1)
             codes = first * num_nodes + second
-            self._all = codes[~contains(forbidden, codes)]
+            self.listed = codes[~torch.isin(codes, forbidden)]
+            self.most = len(self.listed)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw ``count`` different pairs ``(2, count)``, each pair as likely as any other."""
-        if count * (1 if self._all is not None else 2) > self.available:
+        if count > self.most:
             raise ValueError(
-                f"{count} pairs without an edge are asked for, there are {self.available}: too dense a graph"
+                f"{count} pairs without an edge are asked for, at most {self.most} can be: too dense a graph"
             )
-        drawn = torch.empty(0, dtype=torch.int64) if self._all is None else self._all
+        drawn = self.listed
         while len(drawn) < count:
             pairs = torch.randint(self.num_nodes, (2, 2 * (count - len(drawn)) + 16), generator=generator)
-            low, high = pairs.min(0).values, pairs.max(0).values
-            codes = (low * self.num_nodes + high)[low < high]
-            drawn = torch.unique(torch.cat((drawn, codes[~contains(self.forbidden, codes)])))
+            codes = pair_codes(pairs, self.num_nodes)
+            drawn = torch.unique(torch.cat((drawn, codes[~torch.isin(codes, self.forbidden)])))
         chosen = torch.randperm(len(drawn), generator=generator)[:count]  # shuffled, as they are sorted
         return pairs_of(drawn[chosen], self.num_nodes)
 
@@ -116,14 +102,13 @@ class LinkSplit:
         negative = self.sampler.draw(self.train.shape[1], generator)
         flipped = self._sent(torch.rand(2 * self.train.shape[1], generator=generator) < 0.5)
         pairs = LabelledPairs.of(self.train, self._sent(negative))
-        return replace(
-            pairs, edge_label_index=torch.where(flipped, pairs.edge_label_index.flip(0), pairs.edge_label_index)
-        )
+        index = pairs.edge_label_index
+        return LabelledPairs(torch.where(flipped, index.flip(0), index), pairs.edge_label)
 
     def _sent(self, drawn: Tensor) -> Tensor:
         """``drawn`` on the device of the edges; it goes to a GPU from pinned memory, so that the host need not wait."""
         device = self.train.device
-        return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn.to(device)
+        return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
     def to(self, device: torch.device | str) -> "LinkSplit":
         moved = self.data.to(device), self.train.to(device), self.val.to(device), self.test.to(device)
@@ -142,8 +127,6 @@ def split_links(data: GraphData, seed: int, *, val: float = 0.05, test: float = 
         >>> split.train.shape[1], split.data.num_edges, len(split.val.edge_label), len(split.test.edge_label)
         (153, 306, 18, 36)
     """
-    if not (val > 0 and test > 0 and val + test < 1):
-        raise ValueError(f"val and test must be shares > 0 that leave something to train on, got {val} and {test}")
     nodes = data.num_nodes
     codes = pair_codes(data.edge_index.cpu(), nodes)
     draw = torch.Generator().manual_seed(seed)

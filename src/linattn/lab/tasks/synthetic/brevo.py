@@ -3,7 +3,7 @@
 The task, its random graphs, and a check of answers from the tokens alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -16,19 +16,16 @@ from linattn.lab.tasks.synthetic.packed import (
     Flags,
     Floats,
     Ints,
-    PackedTask,
+    NamedTask,
     Stream,
+    Words,
     below,
-    draw_sizes,
     groups,
-    mean_size,
     numpy_random,
     shuffled,
-    written,
-)  # fmt: skip
-from linattn.lab.tasks.synthetic.words import Words
+)
 from linattn.lab.tasks.text.generated import Range
-from linattn.lab.tasks.text.task import IGNORED, Sequences, once
+from linattn.lab.tasks.text.task import IGNORED, Sequences
 from linattn.support.config import option
 from linattn.support.seeds import stream
 
@@ -38,63 +35,44 @@ FAR = 1e6  # separates the times of one graph from those of the next
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brevo(PackedTask):
+class Brevo(NamedTask):
     """``bos  parent child  parent child ...  [query] q [answer] a b ... q eos``: edges of an acyclic graph in random
     order, then a node; the answer is all that the node depends on, in any order that puts parents first.
 
     Graphs of training have n nodes, ``3 .. nodes``, small n more often; graphs of a test have ``nodes``. The loss is on
     the answer and ``eos``. A token is legal if some right answer continues with it. ``exact_match`` counts answers
-    whose tokens are all legal, each given the right ones before it; ``accuracy`` counts tokens of the order drawn.
+    whose tokens are all legal, each given the right ones before it; ``accuracy`` counts tokens of the order drawn. The
+    marks are ``bos``, those of the query and of the answer, and ``eos``.
     """
 
     name = "brevo"
     metric = "exact_match"
     nodes: int = option(70, "N, the largest n.", least=SMALLEST)
-    letters: int | None = option(None, "Letters of names; none: N names of one token.")
-    word_length: Range = option((1, 1), "Names have first .. last tokens.")
+    letters: int | None = option(None, "Letters of names; none: N names of one token.", least=1)
+    word_length: Range = option((1, 1), "Names have first .. last tokens.", least=1)
     source: Literal["paper", "released"] = option(
         "paper", "The query is a node of the last quarter, or always the last node, as in the published code."
     )
     length: int = option(1024, "Tokens of a window, which holds several instances.")
     test_examples: int = option(128, "Test sequences.", least=1)
-
-    def check(self) -> None:
-        self.words.check(self.nodes)
-        super().check()
-
-    @once
-    def words(self) -> Words:
-        return Words(self.nodes if self.letters is None else self.letters, *self.word_length)
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens: letters, then ``bos``, the marks of the query and of the answer, and ``eos``."""
-        return self.words.tokens + 4
-
-    @property
-    def bos(self) -> int:
-        return self.words.tokens
-
-    @once
-    def _lexicon(self) -> tuple[Ints, Ints]:
-        marks = np.zeros((4, self.words.longest), np.int64)
-        marks[:, 0] = self.bos + np.arange(4)
-        lengths = np.concatenate([self.words.lengths, np.ones(4, np.int64)])
-        return np.concatenate([self.words.lexicon, marks]), lengths
+    marks = 4
 
     def typical(self, train: bool) -> float:
-        nodes = mean_size(self.nodes, train)
+        nodes = self.mean_size(train)
         return 5 + sum(self.word_length) / 2 * (2 * 2.4 * 0.8 * nodes + 0.6 * nodes)
 
     def instances(self, rng: np.random.Generator, number: int, train: bool) -> Stream:
-        sizes = draw_sizes(rng, number, self.nodes, train)
+        sizes = self.sizes(rng, number, train)
         graphs = random_graphs(rng, sizes)
         names, base = self.words.distinct(rng, sizes), np.cumsum(sizes) - sizes
-        asked_for = self._queries(rng, sizes)
+        least = 3 * sizes // 4
+        queries = sizes - 1 if self.source == "released" else least + below(rng, sizes - least)
         owner, child, place = np.nonzero(graphs.parents >= 0)
         order = shuffled(rng, owner)
         owner, child, parent = owner[order], child[order], graphs.parents[owner, child, place][order]
-        whose, node = _answers(graphs, asked_for)
+        whose, node = np.nonzero(graphs.ancestors(queries))
+        order = np.argsort(whose * FAR + graphs.times[whose, node])
+        whose, node = whose[order], node[order]
         edges, answers = groups(np.bincount(owner, minlength=number)), groups(np.bincount(whose, minlength=number))
         pieces = 5 + 2 * edges.sizes + answers.sizes
         first, mark = np.cumsum(pieces) - pieces, len(self.words.lengths)
@@ -103,18 +81,11 @@ class Brevo(PackedTask):
         at = first[owner] + 1 + 2 * edges.inner
         slots[at], slots[at + 1] = names[base[owner] + parent], names[base[owner] + child]
         query = first + 1 + 2 * edges.sizes
-        slots[query], slots[query + 1], slots[query + 2] = mark + 1, names[base + asked_for], mark + 2
+        slots[query], slots[query + 1], slots[query + 2] = mark + 1, names[base + queries], mark + 2
         at, end = query[whose] + 3 + answers.inner, query + 3 + answers.sizes
-        slots[at], asked[at] = names[base[whose] + node], True
-        slots[end], asked[end] = mark + 3, True
-        lexicon, lengths = self._lexicon
-        tokens, spans = written(lexicon, lengths, slots)
-        return Stream(tokens, np.repeat(asked, spans), (np.cumsum(spans) - spans)[first])
-
-    def _queries(self, rng: np.random.Generator, sizes: Ints) -> Ints:
-        if self.source == "released":
-            return sizes - 1
-        return 3 * sizes // 4 + below(rng, sizes - 3 * sizes // 4)
+        slots[at], slots[end] = names[base[whose] + node], mark + 3
+        asked[at] = asked[end] = True
+        return self.written(slots, asked, first)
 
     def questions(self, number: int) -> list[list[int]]:
         """Test instances from ``bos`` to the mark of the answer, for models that generate the answer."""
@@ -132,35 +103,8 @@ class Brevo(PackedTask):
                 row[place, token] = chance
         return replace(found, exact=exact)
 
-    @torch.no_grad()
-    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
-        assert batch.exact is not None
-        scored = batch.targets != IGNORED
-        width = batch.exact.shape[-1]
-        best = logits.argmax(-1)
-        chance = batch.exact.gather(-1, best.clamp(max=width - 1)[..., None])[..., 0]
-        illegal = scored & ((best >= width) | (chance <= 0))
-        instance = (batch.inputs == self.bos).cumsum(1)
-        shape = (len(scored), self.length + 1)
-        asked, wrong = (
-            torch.zeros(shape, dtype=torch.int64, device=scored.device).scatter_add_(1, instance, flags.long())
-            for flags in (scored, illegal)
-        )
-        sums["answers"] = (asked > 0).sum().double()
-        sums["right"] = ((asked > 0) & (wrong == 0)).sum().double()
-        return sums
-
-    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
-        right = 100 * float(sums["right"]) / max(float(sums["answers"]), 1.0)
-        return super().metrics(sums) | {"exact_match": right}
-
-
-def _answers(graphs: "Graphs", queries: Ints) -> tuple[Ints, Ints]:
-    """Graph and node of every entry of the answers, graph after graph, in the order of times."""
-    whose, node = np.nonzero(graphs.ancestors(queries))
-    order = np.argsort(whose * FAR + graphs.times[whose, node])
-    return whose[order], node[order]
+    def answers(self, batch: Sequences) -> Tensor:
+        return (batch.inputs == self.bos).cumsum(1)
 
 
 class Graphs(NamedTuple):
@@ -199,14 +143,13 @@ def random_graphs(rng: np.random.Generator, sizes: Ints) -> Graphs:
     order = np.argsort(-sizes, kind="stable")  # so that graphs that still grow come first
     sizes = sizes[order]
     leaves = 1 + below(rng, (sizes - 1) // 4 + 1)
-    growing = np.searchsorted(-sizes, -np.arange(most))  # how many graphs have more than 0, 1, 2 ... nodes
     # Node i of graph m has index m N + i in all these arrays: one index is several times as fast as two.
     row = np.arange(number) * most
     free = (row[:, None] + np.arange(most)).ravel()
     left, children = leaves.copy(), np.zeros(number * most, np.int8)
     parents, times = np.full((number * most, MOST), -1), rng.standard_exponential(number * most)
     for node in range(1, most):
-        rows = np.nonzero(leaves[: growing[node]] <= node)[0]
+        rows = np.nonzero((leaves <= node) & (node < sizes))[0]
         offset, available = row[rows], left[rows]
         wanted = 1 + below(rng, np.minimum(MOST, available))
         start, taken = np.zeros(len(rows)), []
@@ -230,8 +173,7 @@ def random_graphs(rng: np.random.Generator, sizes: Ints) -> Graphs:
         times[offset + node] += start
         free[offset + kept] = offset + node
         left[rows] = kept + 1
-    back = np.empty(number, np.int64)
-    back[order] = np.arange(number)
+    back = np.argsort(order)
     return Graphs(sizes[back], parents.reshape(number, most, MOST)[back], times.reshape(number, most)[back])
 
 
@@ -249,12 +191,11 @@ class Question(NamedTuple):
         parents: dict[Name, set[Name]] = {}
         for parent, child in zip(names[::2], names[1::2], strict=True):
             parents.setdefault(child, set()).add(parent)
-        needed = set(split(tokens[mark + 1 : tokens.index(bos + 2)], words))
-        waiting = list(needed)
+        needed = set[Name]()
+        waiting = split(tokens[mark + 1 : -1], words)
         while waiting:
-            new = parents.get(waiting.pop(), set()) - needed
-            needed |= new
-            waiting += new
+            needed.add(waiting[-1])
+            waiting += parents.get(waiting.pop(), set()) - needed
         return cls(needed, parents)
 
     def ready(self, done: set[Name]) -> list[Name]:
@@ -277,29 +218,23 @@ def chances(tokens: list[int], targets: list[int], words: Words, bos: int) -> It
 
     All names that may come next are equally likely; inside a name, those that begin with its tokens so far.
     """
-    begins = [place for place, token in enumerate(tokens) if token == bos]
-    for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
-        scored = sum(target != IGNORED for target in targets[begin:end])
-        if scored:
-            first = tokens.index(bos + 2, begin)
-            asked = Question.read(tokens[begin : first + 1], words, bos)
-            for step, token, chance in _steps(asked, tokens[first + 1 : end], scored, bos + 3):
-                yield first + step, token, chance
-
-
-def _steps(asked: Question, written: list[int], scored: int, eos: int) -> Iterator[tuple[int, int, float]]:
+    asked, done, begin = Question(set(), {}), set[Name](), 0
     begun: Name = ()
-    done = set[Name]()
-    for step in range(scored):
-        waiting = [name for name in asked.ready(done) if name[: len(begun)] == begun]
-        following = [name[len(begun)] for name in waiting] or [eos]
-        for token in set(following):
-            yield step, token, following.count(token) / len(following)
-        if step < len(written):
-            begun = (*begun, written[step])
-            if begun in waiting:
+    for place, (token, target) in enumerate(zip(tokens, targets, strict=True)):
+        if token == bos:
+            begin = place
+        elif token == bos + 2:
+            asked, done, begun = Question.read(tokens[begin : place + 1], words, bos), set(), ()
+        elif target != IGNORED:
+            begun = (*begun, token)
+            if begun in asked.needed:
                 done.add(begun)
                 begun = ()
+        if target != IGNORED:
+            waiting = [name for name in asked.ready(done) if name[: len(begun)] == begun]
+            following = [name[len(begun)] for name in waiting] or [bos + 3]
+            for one in set(following):
+                yield place, one, following.count(one) / len(following)
 
 
 def split(tokens: list[int], words: Words) -> list[Name]:

@@ -1,6 +1,5 @@
 """Capo: how much a model can know, by repeated facts about people (Physics of Language Models 3.3 and 4.1)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log, log2, prod
 from typing import NamedTuple
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linattn.lab.tasks.synthetic.packed import Flags, Ints, below, numpy_random
+from linattn.lab.tasks.synthetic.packed import Flags, Ints, below, numpy_random, windows
 from linattn.lab.tasks.text.generated import GeneratedTask, require
-from linattn.lab.tasks.text.task import IGNORED, Sequences, once, shuffled_batch
+from linattn.lab.tasks.text.task import IGNORED, Sequences, Sums, flattened, mean, once, shuffled_batch
 from linattn.support.config import option
 from linattn.support.seeds import stream
 
@@ -27,8 +26,6 @@ FIRST_ID = {kind: int(end) - KINDS[kind] for kind, end in _ENDS.items()}
 NAMES = ("first", "middle", "last")
 FACTS = tuple(kind for kind in KINDS if kind not in NAMES)
 SIZES = {"names": prod(KINDS[kind] for kind in NAMES), "facts": prod(KINDS[kind] for kind in FACTS)}
-SCORED = {"name": (FIRST_ID["first"], FIRST_ID["pronoun"])}  # ids of names
-FIRST_NAME = (FIRST_ID["first"], FIRST_ID["middle"])
 # For each sentence: what it starts with, and what it tells. The last fact follows from the employer.
 SENTENCES = ((NAMES, ("month", "day", "year")), *((("pronoun",), (kind,)) for kind in
              ("city", "university", "major", "employer", "work city")))  # fmt: skip
@@ -77,7 +74,7 @@ class Capo(GeneratedTask):
         """Number of people in a window."""
         return self.length // LENGTH
 
-    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
+    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         who = shuffled_batch(self.people, batch_size * self.each, seed, step).numpy()
         return self._told(numpy_random(stream("train", self.data_seed, seed, step)), who, True)
 
@@ -93,20 +90,18 @@ class Capo(GeneratedTask):
         asked = np.zeros(rows.shape, np.bool_)
         end = self.each * LENGTH
         rows[:, :end] = tokens.reshape(len(rows), end)
-        asked[:, 1 : end + 1] = True if train else scored.reshape(len(rows), end)[:, [*range(1, end), 0]]
-        targets = np.where(asked[:, 1:], rows[:, 1:], IGNORED)
-        return Sequences(torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets))
+        asked[:, :end] = True if train else scored.reshape(len(rows), end)
+        asked[:, end] = train
+        return windows(rows, asked)
 
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
         sums = super().score(logits, batch)
-        flat, targets = self._rows(logits, batch)
+        flat, targets = flattened(logits, batch)
         nats = F.cross_entropy(flat.float(), targets, ignore_index=IGNORED, reduction="none").double()
-        low, high = SCORED["name"]
-        named = (targets >= low) & (targets < high)
-        first, last = FIRST_NAME
-        sums["told"] = ((targets >= first) & (targets < last)).sum().double()
-        sums["name"] = nats[named].sum()
+        first, middle, behind = (FIRST_ID[kind] for kind in ("first", "middle", "pronoun"))
+        sums["told"] = ((targets >= first) & (targets < middle)).sum().double()
+        sums["name"] = nats[(targets >= first) & (targets < behind)].sum()
         sums["fact"] = sums["nats"] - sums["name"]
         return sums
 
@@ -115,9 +110,8 @@ class Capo(GeneratedTask):
         """The bits of all there is to know: which names there are, and every fact."""
         return self.people * (log2(SIZES["names"]) + log2(SIZES["facts"]) - log2(self.people))
 
-    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
-        told = max(float(sums["told"]), 1.0)
-        name, fact = float(sums["name"]) / told / log(2), float(sums["fact"]) / told / log(2)
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        name, fact = (mean(sums, part, "told") / log(2) for part in ("name", "fact"))
         bits = self.people * (log2(SIZES["names"]) - name + log2(SIZES["facts"]) - fact)
         return super().metrics(sums) | {"bits": bits, "share": 100 * bits / self.best_bits}
 

@@ -1,21 +1,17 @@
 """Lano: how well a model finds structure, by sentences of a context-free grammar (Physics of Language Models 4.1).
 
-The grammars, the task, and a parser that tells how likely a sentence is and what may follow each of its prefixes.
+The grammars, the task, and charts that tell whether a grammar has a sentence and what may follow each of its prefixes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from math import log
-from typing import NamedTuple
+from functools import cache, reduce
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from linattn.lab.tasks.synthetic.packed import Floats, Ints, PackedTask, Stream, below, groups
-from linattn.lab.tasks.text.task import IGNORED, Sequences, once
+from linattn.lab.tasks.text.task import Sequences, once
 from linattn.support.config import option
 from linattn.support.options import check_option
 
@@ -40,13 +36,13 @@ RULES = {
     "15->12 11|10 10|11 12; 10->7 7|8 8|9 9 7|7 9 7; 11->8 7 9|7 7 7|7 8 7; 12->7 8|8 8 7|9 7 9|8 9; "
     "7->3 3|1 3 1|2 1; 8->2 3|1 1 2|3 1|1 2 2; 9->1 3 3|2 2|1 1 1|3 2 3",
 }
-SCALE = 1.7  # factor for each token that keeps products of many chances near 1; divided out at the end
+SCALE = 1.7  # factor for each token that keeps products of many chances near 1; ratios of chances are without it
 Rules = dict[int, list[list[int]]]
 
 
 @cache
-def grammar(name: str) -> Rules:
-    """The rules of each symbol of the grammar ``name``.
+def grammar(name: str, root: int | None = None) -> Rules:
+    """The rules of each symbol of the grammar ``name`` up to ``root`` (None: all), parts before their symbols.
 
     Example:
         >>> grammar("cfg3f")[9]
@@ -55,132 +51,86 @@ def grammar(name: str) -> Rules:
     found: Rules = {}
     for line in RULES[name].split("; "):
         symbol, rules = line.split("->")
-        found[int(symbol)] = [[int(part) for part in rule.split()] for rule in rules.split("|")]
-    return found
+        if root is None or int(symbol) <= root:
+            found[int(symbol)] = [[int(part) for part in rule.split()] for rule in rules.split("|")]
+    return dict(sorted(found.items()))
 
 
-class Lengths(NamedTuple):
-    shortest: int
-    mean: float
-    longest: int
+def mean_length(rules: Rules) -> float:
+    """Terminals that the last symbol derives on average, each rule of a symbol being equally likely."""
+    found = dict.fromkeys(range(1, TERMINALS + 1), 1.0)
+    for symbol, parts in rules.items():
+        found[symbol] = sum(sum(found[part] for part in rule) for rule in parts) / len(parts)
+    return found[max(rules)]
 
 
-def lengths(rules: Rules) -> dict[int, Lengths]:
-    """For each symbol the number of terminals it derives, each of its rules being equally likely.
-
-    Example:
-        >>> lengths(grammar("cfg3f"))[9]
-        Lengths(shortest=2, mean=2.3333333333333335, longest=3)
-    """
-    found = {terminal: Lengths(1, 1.0, 1) for terminal in range(1, TERMINALS + 1)}
-    for symbol in sorted(rules):  # the parts of a symbol have lower numbers
-        parts = [[found[part] for part in rule] for rule in rules[symbol]]
-        found[symbol] = Lengths(
-            min(sum(part.shortest for part in rule) for rule in parts),
-            sum(sum(part.mean for part in rule) for rule in parts) / len(parts),
-            max(sum(part.longest for part in rule) for rule in parts),
-        )
-    return found
-
-
-def random_sentences(rng: np.random.Generator, name: str, root: int, number: int) -> tuple[Ints, Ints]:
+def random_sentences(rng: np.random.Generator, rules: Rules, number: int) -> tuple[Ints, Ints]:
     """Terminals of ``number`` random sentences end to end, and the number of the sentence that each belongs to."""
-    counts, sizes, parts = _tables(name)
-    symbols, of = np.full(number, root), np.arange(number)
-    while symbols[0] > TERMINALS:
-        rule = below(rng, counts[symbols])
-        members = groups(sizes[symbols, rule])
-        symbols = parts[symbols[members.of], rule[members.of], members.inner]
-        of = of[members.of]
-    return symbols, of
-
-
-@cache
-def _tables(name: str) -> tuple[Ints, Ints, Ints]:
-    """The number of rules of each symbol; the number of parts of each rule, and the parts."""
-    rules = grammar(name)
-    most = max(map(len, rules.values()))
+    most, symbols, of = max(map(len, rules.values())), np.full(number, max(rules)), np.arange(number)
     counts = np.zeros(max(rules) + 1, np.int64)
     sizes, parts = np.zeros((len(counts), most), np.int64), np.zeros((len(counts), most, 3), np.int64)
     for symbol, found in rules.items():
         counts[symbol] = len(found)
-        for number, rule in enumerate(found):
-            sizes[symbol, number], parts[symbol, number, : len(rule)] = len(rule), rule
-    return counts, sizes, parts
+        for place, rule in enumerate(found):
+            sizes[symbol, place], parts[symbol, place, : len(rule)] = len(rule), rule
+    while symbols[0] > TERMINALS:
+        choice = below(rng, counts[symbols])
+        members = groups(sizes[symbols, choice])
+        symbols = parts[symbols[members.of], choice[members.of], members.inner]
+        of = of[members.of]
+    return symbols, of
 
 
-class Parser:
-    """Sums over all derivations from ``root``, each rule of a symbol being equally likely.
+def inside(rules: Rules, sentence: Sequence[int]) -> dict[int, Floats]:
+    """``[a][i, d]``: the chance that symbol a derives the d tokens from place i on, each rule being equally likely."""
+    size, tokens = len(sentence), np.asarray(sentence, np.int64)
+    charts = {token: np.zeros((size + 1, 2)) for token in range(1, TERMINALS + 1)}
+    for token, chart in charts.items():
+        chart[:size, 1] = SCALE * (tokens == token)
+    for symbol, found in rules.items():
+        charts[symbol] = total([reduce(joined, (charts[part] for part in rule)) for rule in found]) / len(found)
+    return charts
 
-    The entry ``[i, d]`` of a chart is for the d tokens from place i on, d at most the longest that the symbol derives.
+
+def next_chances(rules: Rules, sentence: Sequence[int]) -> Floats:
+    """Chances ``(T + 1, 4)`` of the end and of the tokens 1, 2 and 3, after each prefix of the sentence.
+
+    They are zero after a prefix that no sentence begins with.
     """
+    charts, size, root = inside(rules, sentence), len(sentence), max(rules)
+    # ahead[a][i, d, x]: chance that symbol a derives the d tokens from place i on, then x, then anything.
+    terminals = np.zeros((TERMINALS, size + 1, 1, TERMINALS))
+    for token in range(TERMINALS):
+        terminals[token, :, 0, token] = 1
+    ahead = dict(enumerate(terminals, 1))
+    for symbol, found in rules.items():
+        reached = []
+        for first, *others in found:
+            reached.append(ahead[first])
+            before = charts[first]
+            for part in others:
+                reached.append(joined(before, ahead[part]))
+                before = joined(before, charts[part])
+        ahead[symbol] = total(reached) / len(found)
+    chances = np.zeros((size + 1, 1 + TERMINALS))
+    whole, more = charts[root][0], ahead[root][0]
+    chances[: len(whole), 0] = whole
+    chances[: len(more), 1:] = more
+    return chances / np.maximum(chances.sum(1, keepdims=True), 1e-300)
 
-    def __init__(self, rules: Rules, root: int) -> None:
-        self.rules, self.root = rules, root
-        self.order = [symbol for symbol in sorted(rules) if symbol <= root]  # parts before their symbols
-        self.widest = {symbol: found.longest for symbol, found in lengths(rules).items()}
 
-    def accepts(self, sentence: Sequence[int]) -> bool:
-        return self.log_chance(sentence) > -np.inf
-
-    def log_chance(self, sentence: Sequence[int]) -> float:
-        """Logarithm of the chance of the whole sentence; ``-inf`` if the grammar does not have it."""
-        size = len(sentence)
-        chart = self._inside(sentence)[self.root]
-        chance = chart[0, size] if 0 < size < chart.shape[1] else 0.0
-        return float(np.log(chance)) - size * log(SCALE) if chance > 0 else -np.inf
-
-    def next_chances(self, sentence: Sequence[int]) -> Floats:
-        """Chances ``(T + 1, 4)`` of the end and of the tokens 1, 2 and 3, after each prefix of the sentence.
-
-        They are zero after a prefix that no sentence begins with.
-        """
-        inside, size = self._inside(sentence), len(sentence)
-        # ahead[a][i, d, x]: chance that symbol a derives the d tokens from place i on, then x, then anything.
-        ahead: dict[int, Floats] = {}
-        for token in range(1, TERMINALS + 1):
-            ahead[token] = np.zeros((size + 1, 1, TERMINALS))
-            ahead[token][:, 0, token - 1] = 1
-        for symbol in self.order:
-            found = np.zeros((size + 1, min(self.widest[symbol], size + 1), TERMINALS))
-            for rule in self.rules[symbol]:
-                before: Floats | None = None
-                for part in rule:
-                    reached = ahead[part] if before is None else joined(before, ahead[part])
-                    width = min(reached.shape[1], found.shape[1])
-                    found[:, :width] += reached[:, :width]
-                    before = inside[part] if before is None else joined(before, inside[part])
-            ahead[symbol] = found / len(self.rules[symbol])
-        chances = np.zeros((size + 1, 1 + TERMINALS))
-        whole, more = inside[self.root][0], ahead[self.root][0]
-        width = min(len(whole), size + 1)
-        chances[:width, 0] = whole[:width]
-        chances[: len(more), 1:] = more[: size + 1]
-        return chances / np.maximum(chances.sum(1, keepdims=True), 1e-300)
-
-    def _inside(self, sentence: Sequence[int]) -> dict[int, Floats]:
-        """``[a][i, d]``: the chance that symbol a derives the d tokens from place i on."""
-        size, tokens = len(sentence), np.asarray(sentence, np.int64)
-        charts: dict[int, Floats] = {}
-        for token in range(1, TERMINALS + 1):
-            charts[token] = np.zeros((size + 1, 2))
-            charts[token][:size, 1] = SCALE * (tokens == token)
-        for symbol in self.order:
-            found = np.zeros((size + 1, min(self.widest[symbol], size) + 1))
-            for rule in self.rules[symbol]:
-                whole = charts[rule[0]]
-                for part in rule[1:]:
-                    whole = joined(whole, charts[part])
-                width = min(whole.shape[1], found.shape[1])
-                found[:, :width] += whole[:, :width]
-            charts[symbol] = found / len(self.rules[symbol])
-        return charts
+def total(charts: list[Floats]) -> Floats:
+    """The sum of charts of different widths."""
+    out = np.zeros((len(charts[0]), max(chart.shape[1] for chart in charts), *charts[0].shape[2:]))
+    for chart in charts:
+        out[:, : chart.shape[1]] += chart
+    return out
 
 
 def joined(first: Floats, then: Floats) -> Floats:
     """``out[i, d] = sum_e first[i, e] then[i + e, d - e]``: one part after the other; ``then`` may have more axes."""
     size = len(first)
-    out = np.zeros((size, min(first.shape[1] + then.shape[1] - 1, size + 1), *then.shape[2:]))
+    out = np.zeros((size, min(first.shape[1] + then.shape[1] - 1, size), *then.shape[2:]))
     for taken in np.nonzero(first.any(0))[0]:
         rows = np.nonzero(first[:, taken])[0]  # few: at most places most symbols derive nothing
         width = min(then.shape[1], out.shape[1] - taken)
@@ -216,26 +166,23 @@ class Lano(PackedTask):
 
     def check(self) -> None:
         if self.root is not None:
-            check_option("root", self.root, sorted(grammar(self.grammar)))
+            check_option("root", self.root, grammar(self.grammar))
         super().check()
 
-    @property
-    def top(self) -> int:
-        return max(grammar(self.grammar)) if self.root is None else self.root
-
     @once
-    def parser(self) -> Parser:
-        return Parser(grammar(self.grammar), self.top)
+    def rules(self) -> Rules:
+        return grammar(self.grammar, self.root)
 
     def valid(self, sentence: list[int]) -> bool:
         """Whether the grammar has this sentence, the tokens between two ``bos``."""
-        return bool(sentence) and all(1 <= token <= TERMINALS for token in sentence) and self.parser.accepts(sentence)
+        chart = inside(self.rules, sentence)[max(self.rules)][0]
+        return 0 < len(sentence) < len(chart) and bool(chart[len(sentence)] > 0)
 
     def typical(self, train: bool) -> float:
-        return 1 + lengths(grammar(self.grammar))[self.top].mean
+        return 1 + mean_length(self.rules)
 
     def instances(self, rng: np.random.Generator, number: int, train: bool) -> Stream:
-        symbols, of = random_sentences(rng, self.grammar, self.top, number)
+        symbols, of = random_sentences(rng, self.rules, number)
         sizes = 1 + np.bincount(of, minlength=number)
         starts = np.cumsum(sizes) - sizes
         tokens = np.zeros(len(symbols) + number, np.int64)
@@ -250,18 +197,5 @@ class Lano(PackedTask):
         for row, tokens in zip(exact, found.inputs.numpy(), strict=True):
             begins = np.nonzero(tokens == 0)[0]
             for begin, end in zip(begins, [*begins[1:], self.length], strict=True):
-                row[begin:end] = self.parser.next_chances(tokens[begin + 1 : end])[: end - begin]
+                row[begin:end] = next_chances(self.rules, tokens[begin + 1 : end])[: end - begin]
         return replace(found, exact=torch.from_numpy(exact))
-
-    @torch.no_grad()
-    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
-        assert batch.exact is not None
-        scored = batch.targets != IGNORED
-        exact = F.pad(batch.exact, (0, logits.shape[-1] - batch.exact.shape[-1]))[scored]
-        entropy = -torch.special.xlogy(exact, exact).double().sum()
-        sums["kl"] = -(exact * logits[scored].float().log_softmax(-1)).double().sum() - entropy
-        return sums
-
-    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
-        return super().metrics(sums) | {"kl": float(sums["kl"]) / max(float(sums["total"]), 1.0)}

@@ -1,7 +1,6 @@
 """Mano: how well a model uses what it knows, by arithmetic without written steps (Physics of Language Models 4.1)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +17,6 @@ class Mano(PackedTask):
     In training l is uniform in ``1 .. operations``; in a test it is ``operations``. The loss is on all tokens in
     training, and only on the value in a test, where ``accuracy`` counts it. ``bos``, operations, lengths and marks
     have two tokens each that mean the same, one of which is chosen at random.
-
-    Example:
-        >>> task = Mano(operations=2, synonyms=False, length=12)
-        >>> task.batch(0, 1).inputs.shape, task.vocabulary
-        (torch.Size([1, 12]), 39)
     """
 
     name = "mano"
@@ -52,80 +46,59 @@ class Mano(PackedTask):
     def instances(self, rng: np.random.Generator, number: int, train: bool) -> Stream:
         most = self.operations
         sizes = rng.integers(1, most + 1, number) if train else np.full(number, most)
-        found = random_expressions(rng, sizes, self.modulus)
-        results = values(found, self.modulus)
+        operation, codes = random_expressions(rng, sizes, self.modulus)
         other = (rng.random((number, 2 * most + 5)) < 0.5) & self.synonyms
         rows = np.zeros((number, 2 * most + 5), np.int64)
-        places = np.arange(2 * most + 1)
         rows[:, 0] = self.first_mark + other[:, 0]
         rows[:, 1] = self.first_mark + 2 * sizes + other[:, 1]
-        operation = self.modulus + found.codes + len(OPERATIONS) * other[:, 2:-2]
-        rows[:, 2:-2] = np.where(found.operation, operation, found.codes)
+        rows[:, 2:-2] = codes + operation * (self.modulus + len(OPERATIONS) * other[:, 2:-2])
         every, end = np.arange(number), 2 * sizes + 3
         rows[every, end] = self.first_answer + 2 * (sizes - 1) + other[every, end]
-        rows[every, end + 1] = results
-        real = np.concatenate([np.ones((number, 4), np.bool_), places < 2 * sizes[:, None] + 1], 1)
+        rows[every, end + 1] = values(sizes, operation, codes, self.modulus)
+        real = np.arange(2 * most + 5) < 2 * sizes[:, None] + 5
         asked = np.full_like(real, train)
         asked[every, end + 1] = True
         spans = 2 * sizes + 5
         return Stream(rows[real], asked[real], np.cumsum(spans) - spans)
 
 
-class Expressions(NamedTuple):
-    """M expressions; number m has ``sizes[m]`` operations and fills the first ``2 sizes[m] + 1`` places.
+def random_expressions(rng: np.random.Generator, sizes: Ints, modulus: int) -> tuple[Flags, Ints]:
+    """Draw expressions in prefix notation: ``(M, 2 L + 1)``, whether a place holds an operation, and its index in
+    ``OPERATIONS`` or the number; that of ``sizes[m]`` operations fills the first ``2 sizes[m] + 1`` places.
 
-    Attributes:
-        operation: ``(M, 2 L + 1)``, whether a place holds an operation.
-        codes: the index in ``OPERATIONS``, or the number.
+    One of l operations is an operation, a left part with ``U{0 .. l - 1}`` of the others, and a right part with the
+    rest; one without operations is a number.
     """
-
-    sizes: Ints
-    operation: Flags
-    codes: Ints
-
-
-def random_expressions(rng: np.random.Generator, sizes: Ints, modulus: int) -> Expressions:
-    """Draw expressions. One of l operations is an operation, a left part with ``U{0 .. l - 1}`` of the others, and a
-    right part with the rest; one without operations is a number."""
     number, most = len(sizes), int(sizes.max())
     order = np.argsort(-sizes, kind="stable")  # so that expressions that still grow come first
     places = 2 * most + 1
     waiting, top = np.zeros((number, most + 2), np.int64), np.zeros(number, np.int64)
     waiting[:, 0] = sizes[order]
-    growing = np.searchsorted(-(2 * sizes[order] + 1), -np.arange(places))
     operation = np.zeros((number, places), np.bool_)
     share = rng.random((places, number))
-    every = np.arange(number)
     for place in range(places):
-        rows = every[: growing[place]]
-        level = top[: growing[place]]
+        rows = np.nonzero(place < 2 * sizes[order] + 1)[0]
+        level = top[rows]
         size = waiting[rows, level]
         inner = size > 0
-        left = (share[place, : len(rows)] * size).astype(np.int64)
+        left = (share[place, rows] * size).astype(np.int64)
         waiting[rows, level] = size - 1 - left  # a number pops the stack; what remains there is never read
         waiting[rows, level + 1] = left
-        operation[: len(rows), place] = inner
-        top[: len(rows)] += 2 * inner - 1
-    operation[order] = operation.copy()
+        operation[order[rows], place] = inner
+        top[rows] += 2 * inner - 1
     kinds = np.where(operation, len(OPERATIONS), modulus).ravel()
-    return Expressions(sizes, operation, below(rng, kinds).reshape(number, places))
+    return operation, below(rng, kinds).reshape(number, places)
 
 
-def values(expressions: Expressions, modulus: int) -> Ints:
+def values(sizes: Ints, operation: Flags, codes: Ints, modulus: int) -> Ints:
     """The value of each expression, read from its end: numbers go on a stack, an operation takes two from it."""
-    number, places = expressions.codes.shape
-    order = np.argsort(-expressions.sizes, kind="stable")
-    operation, codes = expressions.operation[order], expressions.codes[order]
-    reading = np.searchsorted(-(2 * expressions.sizes[order] + 1), -np.arange(places))
+    number, places = codes.shape
     stack, top = np.zeros((number, places // 2 + 3), np.int64), np.zeros(number, np.int64)
-    every = np.arange(number)
     for place in reversed(range(places)):
-        rows = every[: reading[place]]
-        inner, code, level = operation[: len(rows), place], codes[: len(rows), place], top[: len(rows)]
+        rows = np.nonzero(place < 2 * sizes + 1)[0]
+        inner, code, level = operation[rows, place], codes[rows, place], top[rows]
         left, right = stack[rows, level - 1], stack[rows, level - 2]
-        result = np.where(code == 0, left + right, np.where(code == 1, left - right, left * right)) % modulus
+        result = np.choose(code % len(OPERATIONS), (left + right, left - right, left * right)) % modulus
         stack[rows, level - 2 * inner] = np.where(inner, result, code)
-        top[: len(rows)] += 1 - 2 * inner
-    found = np.empty(number, np.int64)
-    found[order] = stack[:, 0]
-    return found
+        top[rows] += 1 - 2 * inner
+    return stack[:, 0]

@@ -2,9 +2,10 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from os import cpu_count
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from torch import Tensor
 from linattn.lab.tasks.text.task import Sequences, SequenceTask, join, once, shuffled_batch
 from linattn.support.config import digest, option
 from linattn.support.files import write_atomically
-from linattn.support.options import OptionError, check_integer
+from linattn.support.options import OptionError
 from linattn.support.progress import OnWork, in_silence
 from linattn.support.seeds import as_generator, stream
 
@@ -30,13 +31,18 @@ class GeneratedTask(SequenceTask):
 
     Training sequences are new in every batch or, with ``train_examples``, come from a fixed set of that size, shuffled
     anew in each epoch. ``test_examples`` test sequences are a fixed set too. Fixed sets depend on ``data_seed``, not on
-    the seed of a run.
+    the seed of a run. A pair of numbers among the settings is a range ``(first, last)``, both ends included.
     """
 
     train_examples: int | None = option(None, "Size of a fixed training set; none: new ones in each step.", least=1)
     test_examples: int = option(1000, "Test sequences.", least=1)
     data_seed: int = option(0, "Seed of fixed sets.")
     cache: str | None = option(None, "Folder that keeps fixed sets for other runs of the same settings.", affects=False)
+
+    def check(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, tuple):
+                require(name, value[0] <= value[-1], "(first, last) with first <= last", value)
 
     @property
     def train_size(self) -> int | None:
@@ -47,96 +53,73 @@ class GeneratedTask(SequenceTask):
         """Draw ``count`` sequences; ``train``: as for training, where tasks may score more targets than in a test."""
 
     def batch(self, seed: int | torch.Generator, count: int, *, train: bool = False) -> Sequences:
-        """Draw ``count`` sequences from a seed or a generator, as for a test or, with ``train``, for training.
-
-        The same seed gives the same sequences.
-        """
-        check_integer("count", count, 1)
+        """Draw ``count`` sequences from a seed or a generator, as for a test or, with ``train``, for training."""
         return self.draw(as_generator(seed), count, train)
 
-    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
+    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         if self.train_examples is None:
             return self.draw(stream("train", self.data_seed, seed, step), batch_size, True)
-        return widened(self._train_set.take(shuffled_batch(self.train_examples, batch_size, seed, step)))
+        return _widened(self._train_set.take(shuffled_batch(self.train_examples, batch_size, seed, step)))
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
-        check_integer("batch_size", batch_size, 1)
         for first in range(0, self.test_examples, batch_size):
-            yield widened(self._test_set.take(slice(first, first + batch_size)))
+            yield _widened(self._test_set.take(slice(first, first + batch_size)))
 
     def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:
         sets = vars(self)  # where ``once`` keeps its values
         if train and self.train_examples is not None and "_train_set" not in sets:
-            sets["_train_set"] = self._set("train set", self.train_examples, True, on_work)
+            sets["_train_set"] = self._set("train set", self.train_examples, on_work)
         if test and "_test_set" not in sets:
-            sets["_test_set"] = self._set("test set", self.test_examples, False, on_work)
+            sets["_test_set"] = self._set("test set", self.test_examples, on_work)
 
     @once
     def _train_set(self) -> Sequences:
-        assert self.train_examples is not None
-        return self._set("train set", self.train_examples, True)
+        return self._set("train set", self.train_examples or 0)
 
     @once
     def _test_set(self) -> Sequences:
-        return self._set("test set", self.test_examples, False)
+        return self._set("test set", self.test_examples)
 
-    def _set(self, purpose: str, total: int, train: bool, on_work: OnWork = in_silence) -> Sequences:
-        kept = None
+    def _set(self, purpose: str, total: int, on_work: OnWork = in_silence) -> Sequences:
+        """Draw a set of ``total`` sequences, at most BLOCK at a time, in threads, as small integer types.
+
+        Blocks are independent. ``cache`` keeps sets for later calls. A set is found by the content of its first block,
+        which is always drawn: another version of a task or of torch may draw another one.
+        """
+
+        def block(first: int) -> Sequences:
+            count, generator = min(BLOCK, total - first), stream(purpose, self.data_seed, first)
+            drawn = self.draw(generator, count, purpose == "train set")
+            # A quarter of the space for a kept set: a type that holds ids and IGNORED.
+            kind = torch.int16 if max(int(drawn.inputs.max()), int(drawn.targets.max())) < 2**15 else torch.int32
+            return replace(drawn, inputs=drawn.inputs.to(kind), targets=drawn.targets.to(kind))
+
+        folder = None
         if self.cache is not None:
             settings = {k: v for k, v in self.values(affecting=True).items() if not k.endswith("_examples")}
-            kept = Path(self.cache).expanduser() / f"{self.name}-{digest(settings)}" / purpose.replace(" ", "-")
-        return draw_set(
-            lambda first, count: self.draw(stream(purpose, self.data_seed, first), count, train),
-            total,
-            lambda done: on_work(f"drawing the {purpose} of {self.name}: {done:,} of {total:,} sequences"),
-            kept,
-        )
+            content = b"".join(value.contiguous().numpy().tobytes() for value in block(0).tensors().values())
+            name = Path(f"{self.name}-{digest(settings)}", purpose.replace(" ", "-"))
+            folder = Path(self.cache).expanduser() / name / hashlib.blake2b(content, digest_size=12).hexdigest()
+        parts: list[Sequences] = []
+        with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
+            for first in range(0, total, BLOCK * PART):
+                last = min(first + BLOCK * PART, total)
+                path = folder and folder / f"{first}-{last - first}.pt"
+                if path and path.exists():
+                    parts.append(_load(path))
+                else:
+                    blocks = []
+                    for drawn in pool.map(block, range(first, last, BLOCK)):
+                        blocks.append(drawn)
+                        done = min(first + BLOCK * len(blocks), last)
+                        on_work(f"drawing the {purpose} of {self.name}: {done:,} of {total:,} sequences")
+                    parts.append(join(blocks))
+                    if path:
+                        write_atomically(path, partial(torch.save, parts[-1].tensors()))
+        return join(parts)
 
 
-def draw_set(
-    draw: Callable[[int, int], Sequences], total: int, on_count: Callable[[int], None], folder: Path | None = None
-) -> Sequences:
-    """Draw ``total`` sequences by ``draw(first, count)``, at most BLOCK at a time, as small integer types.
-
-    Blocks are independent and drawn in threads, as most of the work is done by torch, which lets other threads run.
-    ``on_count`` is called with the number of sequences so far. ``folder`` keeps sets for later calls. A set is found by
-    the content of its first block, which is always drawn: another version of a task or of torch may draw another one.
-    """
-
-    def block(first: int) -> Sequences:
-        return narrowed(draw(first, min(BLOCK, total - first)))
-
-    if folder is not None:
-        content = b"".join(value.contiguous().numpy().tobytes() for value in block(0).tensors().values())
-        folder = folder / hashlib.blake2b(content, digest_size=12).hexdigest()
-    parts, size = [], BLOCK * PART
-    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
-        for first in range(0, total, size):
-            count = min(size, total - first)
-            path = None if folder is None else folder / f"{first}-{count}.pt"
-            if path is not None and path.exists():
-                parts.append(_load(path))
-                on_count(first + count)
-                continue
-            blocks, done = [], first
-            for drawn in pool.map(block, range(first, first + count, BLOCK)):
-                blocks.append(drawn)
-                done += len(drawn)
-                on_count(done)
-            parts.append(join(blocks))
-            if path is not None:
-                tensors = parts[-1].tensors()
-                write_atomically(path, lambda temporary, tensors=tensors: torch.save(tensors, temporary))  # type: ignore[misc]
-    return join(parts)
-
-
-def narrowed(batch: Sequences) -> Sequences:
-    """The batch with ids in a small type that holds them and ``IGNORED``: a quarter of the space for a kept set."""
-    kind = torch.int16 if max(int(batch.inputs.max()), int(batch.targets.max())) < 2**15 else torch.int32
-    return replace(batch, inputs=batch.inputs.to(kind), targets=batch.targets.to(kind))
-
-
-def widened(batch: Sequences) -> Sequences:
+def _widened(batch: Sequences) -> Sequences:
     return replace(batch, inputs=batch.inputs.long(), targets=batch.targets.long())
 
 
@@ -151,11 +134,6 @@ def require(setting: str, holds: bool, allowed: str, value: object) -> None:
     """Raise an OptionError unless ``holds``; ``allowed`` states the condition in words."""
     if not holds:
         raise OptionError(setting, f"must be {allowed}, got {value!r}")
-
-
-def check_range(setting: str, value: Range, low: int) -> None:
-    """Check a range ``(first, last)``, both ends included."""
-    require(setting, low <= value[0] <= value[1], f"(first, last) with {low} <= first <= last", value)
 
 
 def distinct(generator: torch.Generator, count: int, weights: Tensor, number: int) -> Tensor:

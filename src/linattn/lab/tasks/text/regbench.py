@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linattn.lab.tasks.text.generated import GeneratedTask, Range, check_range, choose, distinct, require, whole
+from linattn.lab.tasks.text.generated import GeneratedTask, Range, choose, distinct, require, whole
 from linattn.lab.tasks.text.task import IGNORED, Sequences
 from linattn.support.config import option
 
@@ -30,17 +30,16 @@ class RegBench(GeneratedTask):
     kind = "causal"
     metric = "legal"
     symbols: int = option(18, "Symbols of all alphabets.", least=2)
-    nodes: Range = option((4, 12), "Range of the nodes of an automaton.")
-    alphabet: Range = option((4, 18), "Range of the symbols of an automaton.")
-    edges: Range = option((1, 3), "Range of the edges at a node.")
-    words: Range = option((10, 19), "Range of the words of a sequence.")
-    word_length: Range = option((1, 49), "Range of the symbols of a word.")
+    nodes: Range = option((4, 12), "Range of the nodes of an automaton.", least=2)
+    alphabet: Range = option((4, 18), "Range of the symbols of an automaton.", least=1)
+    edges: Range = option((1, 3), "Range of the edges at a node.", least=1)
+    words: Range = option((10, 19), "Range of the words of a sequence.", least=1)
+    word_length: Range = option((1, 49), "Range of the symbols of a word.", least=1)
     train_examples: int | None = option(5000, "Size of a fixed training set; none: new ones in each step.", least=1)
     test_examples: int = option(500, "Test sequences.", least=1)
 
     def check(self) -> None:
-        for name, low in (("nodes", 2), ("alphabet", 1), ("edges", 1), ("words", 1), ("word_length", 1)):
-            check_range(name, getattr(self, name), low)
+        super().check()
         require("alphabet", self.alphabet[1] <= self.symbols, f"within the {self.symbols} symbols", self.alphabet)
         most = min(self.alphabet[0], self.nodes[0] - 1)
         allowed = f"at most {most}, the smallest alphabet and the nodes other than itself"
@@ -55,17 +54,18 @@ class RegBench(GeneratedTask):
         return self.words[1] * (self.word_length[1] + 1) - 1
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
-        tables = self.automata(generator, count, train)
-        return self.sequences(generator, tables, exact=not train)
+        return self.sequences(generator, self.automata(generator, count, train), exact=not train)
 
     def automata(self, generator: torch.Generator, count: int, train: bool) -> Tensor:
         """Tables ``(count, nodes, symbols)`` of automata for training, or for tests."""
         found: list[Tensor] = []
         while len(found) < count:
             number = (count - len(found)) * (1 if train else TEST_PARTS) + 4
-            drawn = random_automata(generator, number, self.symbols, self.nodes, self.alphabet, self.edges)
-            rows = drawn.tolist()
-            found += [drawn[n] for n, table in enumerate(rows) if (side(table, TEST_PARTS) > 0) == train]
+            for one in random_automata(generator, number, self):
+                # The side depends only on the sequences that an automaton allows.
+                digest = blake2b(repr(canonical(one.tolist())).encode(), digest_size=8).digest()
+                if (int.from_bytes(digest, "big") % TEST_PARTS > 0) == train:
+                    found.append(one)
         return torch.stack(found[:count])
 
     def sequences(self, generator: torch.Generator, tables: Tensor, exact: bool) -> Sequences:
@@ -74,49 +74,42 @@ class RegBench(GeneratedTask):
         words, lengths = whole(generator, *self.words, count, 1), whole(generator, *self.word_length, count, most)
         walks, nodes = random_walks(generator, tables.repeat_interleave(most, 0), self.word_length[1])
         number, place = torch.arange(most), torch.arange(self.word_length[1] + 1)
-        is_symbol = place < lengths[..., None]
         is_bar = (place == lengths[..., None]) & (number < words - 1)[..., None]  # none after the last word
-        used = ((is_symbol & (number < words)[..., None]) | is_bar).flatten(1)
-        bars = torch.full((count, most, 1), self.symbols)
-        tokens = torch.cat([walks.view(count, most, -1), bars], 2).masked_fill(is_bar, self.symbols).flatten(1)
-        inputs = left_aligned(tokens, used, self.symbols + 1)[:, : self.length]
+        used = (((place < lengths[..., None]) & (number < words)[..., None]) | is_bar).flatten(1)
+
+        def laid(values: Tensor, filler: int) -> Tensor:
+            """Values of the steps of all words, and of the bars, in the order of a sequence, ``(count, length)``."""
+            return values.flatten(1).gather(1, order).masked_fill(~mask, filler)
+
+        order = used.long().argsort(dim=1, descending=True, stable=True)[:, : self.length]
         mask = torch.arange(self.length) < used.sum(1, keepdim=True)
+        walks, nodes = (F.pad(steps.view(count, most, -1), (0, 1)) for steps in (walks, nodes))
+        inputs = laid(walks.masked_fill(is_bar, self.symbols), self.symbols + 1)
         following = F.pad(inputs[:, 1:], (0, 1), value=self.symbols + 1)
         targets = following.masked_fill(following >= self.symbols, IGNORED)
-        chances = None
-        if exact:
-            at = torch.cat([nodes.view(count, most, -1), torch.zeros(count, most, 1, dtype=torch.int64)], 2).flatten(1)
-            at = left_aligned(at, used, 0)[:, 1 : self.length]
-            legal = tables.gather(1, at[..., None].expand(-1, -1, self.symbols)) >= 0
-            legal = F.pad(legal.float(), (0, 2, 0, 1))
-            chances = legal / legal.sum(-1, keepdim=True).clamp(min=1)
-        return Sequences(inputs, targets, mask, chances)
+        if not exact:
+            return Sequences(inputs, targets, mask)
+        at = laid(nodes, 0)[:, 1:]
+        legal = tables.gather(1, at[..., None].expand(-1, -1, self.symbols)) >= 0
+        legal = F.pad(legal.float(), (0, 2, 0, 1))
+        return Sequences(inputs, targets, mask, legal / legal.sum(-1, keepdim=True).clamp(min=1))
 
 
-def left_aligned(values: Tensor, kept: Tensor, filler: int) -> Tensor:
-    """``(B, N)`` with the kept values of each row first, in their order, then ``filler``."""
-    order = kept.long().argsort(dim=1, descending=True, stable=True)
-    rest = torch.arange(values.shape[1]) >= kept.sum(1, keepdim=True)
-    return values.gather(1, order).masked_fill(rest, filler)
-
-
-def random_automata(
-    generator: torch.Generator, count: int, symbols: int, nodes: Range, alphabet: Range, edges: Range
-) -> Tensor:
+def random_automata(generator: torch.Generator, count: int, task: RegBench) -> Tensor:
     """Random tables ``(count, max nodes, symbols)``: the node that a symbol leads to, -1 where it is not allowed.
 
     Numbers of nodes, of letters in the alphabet and of edges at a node are uniform in the ranges, ends included. Each
     automaton has its own alphabet among the ``symbols``. The edges of a node have distinct symbols and lead to distinct
     other nodes. All automata start at node 0.
     """
-    high, most = nodes[1], edges[1]
-    sizes = whole(generator, *nodes, count)
-    letters = choose(generator, count, symbols, symbols) < whole(generator, *alphabet, count, 1)
+    high, most, symbols = task.nodes[1], task.edges[1], task.symbols
+    sizes = whole(generator, *task.nodes, count)
+    letters = choose(generator, count, symbols, symbols) < whole(generator, *task.alphabet, count, 1)
     node = torch.arange(high)
     allowed = (node < sizes[:, None])[:, None] & (node != node[:, None])  # (count, from, to)
     to = distinct(generator, count * high, allowed.flatten(0, 1).double(), most)
     by = distinct(generator, count * high, letters.double().repeat_interleave(high, 0), most)
-    kept = torch.arange(most) < whole(generator, *edges, count * high, 1)
+    kept = torch.arange(most) < whole(generator, *task.edges, count * high, 1)
     table = torch.full((count * high, symbols), -1)
     table.scatter_(1, by, to.masked_fill(~kept, -1))
     return table.view(count, high, symbols).masked_fill((node >= sizes[:, None])[..., None], -1)
@@ -148,24 +141,17 @@ def canonical(table: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, int], ..
     return tuple(tuple((symbol, order[group[to]]) for symbol, to in some[member].items()) for member in queue)
 
 
-def side(table: Sequence[Sequence[int]], parts: int) -> int:
-    """A number below ``parts`` that depends only on the allowed sequences: equal automata get the same number."""
-    digest = blake2b(repr(canonical(table)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % parts
-
-
 def random_walks(generator: torch.Generator, table: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Walks from node 0 through ``table (N, nodes, symbols)``, each allowed symbol being equally likely.
 
     Returns the symbols ``(N, steps)`` and the nodes ``(N, steps)`` at which they were drawn.
     """
-    every = torch.arange(len(table))
-    node = torch.zeros(len(table), dtype=torch.int64)
-    symbols, nodes = [], []
+    every, node = torch.arange(len(table)), torch.zeros(len(table), dtype=torch.int64)
+    steps_of: list[tuple[Tensor, Tensor]] = []
     for _ in range(steps):
         here = table[every, node]
-        symbol = distinct(generator, len(table), (here >= 0).double(), 1)
-        symbols.append(symbol[:, 0])
-        nodes.append(node)
-        node = here.gather(1, symbol)[:, 0]
+        symbol = distinct(generator, len(table), (here >= 0).double(), 1)[:, 0]
+        steps_of.append((symbol, node))
+        node = here[every, symbol]
+    symbols, nodes = zip(*steps_of, strict=True)
     return torch.stack(symbols, 1), torch.stack(nodes, 1)

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import count
 from math import log
 from pathlib import Path
 from threading import RLock
@@ -16,17 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linattn.support.config import Config
-from linattn.support.options import check_integer
 from linattn.support.progress import OnWork, in_silence
 from linattn.support.seeds import stream
 
 Kind = Literal["causal", "classification", "masked"]
+Sums = Mapping[str, float | Tensor]
 T = TypeVar("T")
 IGNORED = -100  # a target that is not scored; torch's own default of cross_entropy
 FILES = ("data", "tokenizer")  # settings that name files
 # Endings of texts, labelled examples and tokenizers. Other files of a folder, such as model weights, do not count.
 ENDINGS = (".txt", ".jsonl", ".gz", ".npz", ".json", ".model", ".tiktoken")
-PIECE = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +50,13 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Sequences":
-        return Sequences(**{name: function(value) for name, value in self.tensors().items()})
-
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Sequences":
+        return Sequences(**{name: function(value) for name, value in self.tensors().items()})
 
     def take(self, rows: Tensor | slice) -> "Sequences":
         """The batch with only these rows."""
@@ -82,8 +80,7 @@ def join(parts: Iterable[Sequences]) -> Sequences:
 class once(cached_property[T]):  # noqa: N801  used like a keyword, as its parent is
     """``cached_property`` that never makes a value twice, though threads that prepare batches may ask at the same time.
 
-    Once made, the value is an attribute of the instance, and access costs nothing more. Each property has its own lock,
-    as making one value may start threads that need another.
+    Each property has its own lock, as making one value may start threads that need another.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
@@ -105,11 +102,10 @@ def shuffled_batch(total: int, batch_size: int, seed: int, step: int) -> Tensor:
         >>> sorted(torch.cat(first)[:6].tolist()), sorted(torch.cat(first)[6:].tolist())
         ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
     """
-    begin = step * batch_size
-    epochs = range(begin // total, (begin + batch_size - 1) // total + 1)
-    order = torch.cat([torch.randperm(total, generator=stream("order", seed, epoch)) for epoch in epochs])
-    offset = begin - epochs[0] * total
-    return order[offset : offset + batch_size]
+    epoch, offset = divmod(step * batch_size, total)
+    last = (offset + batch_size - 1) // total
+    orders = [torch.randperm(total, generator=stream("order", seed, epoch + i)) for i in range(last + 1)]
+    return torch.cat(orders)[offset : offset + batch_size]
 
 
 def content_digest(places: Iterable[str | Path]) -> str:
@@ -119,11 +115,10 @@ def content_digest(places: Iterable[str | Path]) -> str:
         path = Path(place).expanduser()
         in_folder = (file for file in path.glob("*") if file.suffix in ENDINGS and file.is_file())
         for file in [path] if path.is_file() else sorted(in_folder):
-            inside = b"" if file == path else file.name.encode()  # a file given by itself may be renamed
-            found.update(b"\0".join([inside, str(file.stat().st_size).encode(), b""]))
+            name = "" if file == path else file.name  # a file given by itself may be renamed
+            found.update(f"{name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as opened:
-                while piece := opened.read(PIECE):
-                    found.update(piece)
+                hashlib.file_digest(opened, lambda: found)
     return found.hexdigest()
 
 
@@ -132,14 +127,16 @@ class SequenceTask(Config, ABC):
     """A task with endless training batches, fixed test batches, and a score for the logits of a model.
 
     A task is a config: its settings are fields, made by ``option``. Logits are ``(B, T, V)`` for causal and masked
-    tasks, with V at least ``vocabulary``, and ``(B, classes)`` for classification. ``targets[b, t]`` belongs to
-    ``logits[b, t]``: targets are already shifted.
+    tasks, with V at least ``vocabulary``, and ``(B, classes)`` for classification.
 
     Attributes:
         name: the name in the registry.
         kind: "causal" (no token may see later ones), "classification", or "masked".
         metric: the entry of ``metrics`` by which models are compared; ``higher_is_better`` says which way.
         pooling: for classification, the vector that represents the sequence: "mean" or "last".
+        classes: for classification, the width of the logits, 1 if the answer is a number.
+        train_size: number of training sequences in an epoch; None if there is no end of them.
+        bytes_per_token: for text, in the test part; None where bits per byte have no meaning.
     """
 
     name: ClassVar[str]
@@ -160,17 +157,14 @@ class SequenceTask(Config, ABC):
 
     @property
     def classes(self) -> int | None:
-        """Width of the logits for classification, 1 if the answer is a number; None for other kinds."""
         return None
 
     @property
     def train_size(self) -> int | None:
-        """Number of training sequences in an epoch; None if there is no end of them."""
         return None
 
     @property
     def bytes_per_token(self) -> float | None:
-        """For text: bytes per token in the test part; None where bits per byte have no meaning."""
         return None
 
     @once
@@ -190,17 +184,9 @@ class SequenceTask(Config, ABC):
         Data that exists already is not made again. ``on_work`` is told what is being made.
         """
 
-    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
-        """Batch number ``step``; it depends on these three numbers alone."""
-        check_integer("batch_size", batch_size, 1)
-        return self._train_batch(batch_size, seed, step)
-
     @abstractmethod
-    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences: ...
-
-    def train_batches(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Sequences]:
-        """Batches ``start, start + 1, ...`` without end; those before ``start`` are not made."""
-        return (self.train_batch(batch_size, seed, step) for step in count(start))
+    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
+        """Batch number ``step`` of an endless run; it depends on these three numbers alone."""
 
     @abstractmethod
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
@@ -213,48 +199,78 @@ class SequenceTask(Config, ABC):
 
     def loss(self, logits: Tensor, batch: Sequences) -> Tensor:
         """Mean cross-entropy over the scored targets, in nats and fp32, with gradients."""
-        flat, targets = self._rows(logits, batch)
+        flat, targets = flattened(logits, batch)
         return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED)
+
+    def subsets(self, batch: Sequences) -> dict[str, Tensor]:
+        """Masks in the shape of targets, of those whose accuracy is told by itself, by name."""
+        return {}
+
+    def answers(self, batch: Sequences) -> Tensor | None:
+        """The number ``(B, T)``, up to T, of the answer in its row that each target belongs to, where answers count
+        as a whole: ``exact_match``."""
+        return None
 
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
         """Sums that add up over batches, fp64 scalars on the device of the logits; ``metrics`` makes means of them.
 
         ``total`` counts scored targets, ``correct`` those that the largest logit hits, ``nats`` sums their
-        cross-entropy. ``exact`` batches add ``legal`` (the largest logit has a chance above 0) and ``distance``, the
-        total variation between the softmax of the logits and the true distribution.
+        cross-entropy. ``exact`` batches add ``legal`` (the largest logit has a chance above 0), ``distance``, the total
+        variation between the softmax of the logits and the true distribution, and ``kl``, its divergence in nats.
         """
-        flat, targets = self._rows(logits, batch)
+        flat, targets = flattened(logits, batch)
         scored = targets != IGNORED
         flat, targets = flat[scored].float(), targets[scored]
         best = flat.argmax(-1)
-        sums = {
-            "total": scored.sum(),
-            "correct": (best == targets).sum(),
-            "nats": F.cross_entropy(flat, targets, reduction="none").double().sum(),
-        }
+        hit = best == targets
+        sums = {"total": scored.sum(), "correct": hit.sum()}
+        sums["nats"] = F.cross_entropy(flat, targets, reduction="none").double().sum()
+        for name, own in self.subsets(batch).items():
+            mask = own.flatten()[scored]
+            sums |= {f"total_{name}": mask.sum(), f"correct_{name}": (hit & mask).sum()}
         if batch.exact is not None:
             exact = F.pad(batch.exact, (0, flat.shape[-1] - batch.exact.shape[-1])).flatten(0, 1)[scored]
-            sums["legal"] = (exact.gather(1, best[:, None]) > 0).sum()
+            hit = exact.gather(1, best[:, None])[:, 0] > 0
+            entropy = -torch.special.xlogy(exact, exact).double().sum()
+            sums["legal"] = hit.sum()
             sums["distance"] = (flat.softmax(-1) - exact).abs().double().sum() / 2
+            sums["kl"] = -(exact * flat.log_softmax(-1)).double().sum() - entropy
+        if (answers := self.answers(batch)) is not None:
+            wrong = scored.masked_scatter(scored, ~hit).view_as(answers)
+            counts = torch.zeros(2, len(answers), answers.shape[1] + 1, dtype=torch.int64, device=answers.device)
+            for count, flags in zip(counts, (scored.view_as(answers), wrong), strict=True):
+                count.scatter_add_(1, answers, flags.long())
+            sums |= {"answers": (counts[0] > 0).sum(), "right": ((counts[0] > 0) & (counts[1] == 0)).sum()}
         return {name: value.double() for name, value in sums.items()}
 
-    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
+    def metrics(self, sums: Sums) -> dict[str, float]:
         """Means from the sums of all batches: ``loss`` in nats, ``accuracy`` in percent, and those that a task adds."""
-        total = max(float(sums["total"]), 1.0)
-        means = {"loss": float(sums["nats"]) / total, "accuracy": 100 * float(sums["correct"]) / total}
+        means = {"loss": mean(sums, "nats"), "accuracy": percent(sums, "correct")}
         if "legal" in sums:
-            means["legal"] = 100 * float(sums["legal"]) / total
-            means["distance"] = float(sums["distance"]) / total
+            means |= {"legal": percent(sums, "legal"), "distance": mean(sums, "distance"), "kl": mean(sums, "kl")}
+        if "answers" in sums:
+            means["exact_match"] = percent(sums, "right", "answers")
         if self.bytes_per_token is not None:
             means["bits_per_byte"] = means["loss"] / log(2) / self.bytes_per_token
-        return means
+        names = [name.removeprefix("total_") for name in sums if name.startswith("total_")]
+        return means | {f"accuracy_{name}": percent(sums, f"correct_{name}", f"total_{name}") for name in names}
 
-    def _rows(self, logits: Tensor, batch: Sequences) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, V)`` and targets ``(N,)`` of all places, scored or not."""
-        targets = batch.targets
-        # Only for one vector with several answers, (B, P V), the targets have more axes than the logits before V.
-        shared = logits.ndim - 1
-        if logits.shape[:shared] != targets.shape[:shared] or logits.numel() % max(targets.numel(), 1):
-            raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
-        return logits.reshape(*targets.shape, -1).flatten(0, -2), targets.flatten()
+
+def mean(sums: Sums, part: str, whole: str = "total", factor: float = 1) -> float:
+    """The sum ``part`` by the sum ``whole``, which may be 0."""
+    return factor * float(sums[part]) / max(float(sums[whole]), 1.0)
+
+
+def percent(sums: Sums, part: str, whole: str = "total") -> float:
+    return mean(sums, part, whole, 100)
+
+
+def flattened(logits: Tensor, batch: Sequences) -> tuple[Tensor, Tensor]:
+    """Logits ``(N, V)`` and targets ``(N,)`` of all places, scored or not."""
+    targets = batch.targets
+    # Only for one vector with several answers, (B, P V), the targets have more axes than the logits before V.
+    shared = logits.ndim - 1
+    if logits.shape[:shared] != targets.shape[:shared] or logits.numel() % max(targets.numel(), 1):
+        raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
+    return logits.reshape(*targets.shape, -1).flatten(0, -2), targets.flatten()

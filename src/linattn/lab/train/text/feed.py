@@ -1,8 +1,9 @@
 """Feeds the batches of a task to the training device."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, TypeVar
@@ -16,8 +17,6 @@ from linattn.support.machine import cores
 from linattn.support.options import OptionError
 
 MOST_THREADS = 8  # threads that make batches while a GPU works; on a CPU they would take cores from the model
-
-
 Item = TypeVar("Item")
 
 
@@ -26,7 +25,6 @@ class Part(NamedTuple):
 
     batch: Sequences
     rows: Tensor | None
-    scored: int
 
 
 class Step(NamedTuple):
@@ -45,69 +43,55 @@ class Feed:
     """
 
     def __init__(
-        self,
-        task: SequenceTask,
-        config: TextConfig,
-        device: torch.device,
-        *,
-        rank: int = 0,
-        processes: int = 1,
+        self, task: SequenceTask, config: TextConfig, device: torch.device, *, rank: int = 0, processes: int = 1
     ) -> None:
-        if config.batch_size % (processes * config.accumulation):
-            raise OptionError(
-                "batch_size",
-                f"must be a multiple of the {processes} processes times accumulation = {config.accumulation}, got "
-                f"{config.batch_size}",
-            )
         self.task, self.config, self.device = task, config, device
-        self.rank, self.processes = rank, processes
+        self.rank, self.processes, self.pieces = rank, processes, processes * config.accumulation
+        if config.batch_size % self.pieces:
+            allowed = f"a multiple of the {processes} processes times accumulation = {config.accumulation}"
+            raise OptionError("batch_size", f"must be {allowed}, got {config.batch_size}")
+        self.on_gpu = device.type == "cuda"
         # Recorded steps need a graph for each shape, and the number of scored targets may differ between batches.
-        self.rounded = device.type == "cuda" and config.graphs is not False and processes * config.accumulation == 1
-        self.threads = min(MOST_THREADS, max(1, cores() - 1)) if device.type == "cuda" else 0
+        self.rounded = self.on_gpu and config.graphs is not False and self.pieces == 1
+        self.threads = min(MOST_THREADS, max(1, cores() - 1)) if self.on_gpu else 0
 
-    def train(self, first: int = 0) -> Iterator[Step]:
+    def train(self, first: int = 0) -> Generator[Step, None, None]:
         """Steps ``first, first + 1, ...`` without end, the same as in a whole run."""
-        for step in ahead(self._make, first, self.threads):
-            yield Step([self._send(part) for part in step.parts], step.total)
+        with closing(ahead(self._make, first, self.threads)) as steps:
+            for step in steps:
+                yield Step([self._send(*part) for part in step.parts], step.total)
 
     def test(self, task: SequenceTask) -> Iterator[Sequences]:
         """Batches with all test sequences of ``task`` once; several processes share them."""
-        config = self.config
-        size = config.eval_batch_size or max(1, config.batch_size // (self.processes * config.accumulation))
+        size = self.config.eval_batch_size or max(1, self.config.batch_size // self.pieces)
         for number, batch in enumerate(task.test_batches(size)):
             if number % self.processes == self.rank:
                 yield without_idle_mask(batch).to(self.device, non_blocking=True)
 
     def _make(self, step: int) -> Step:
         """Make a step on the host, for a GPU in pinned memory, which it can copy from by itself."""
-        batch, pinned = (
-            self.task.train_batch(self.config.batch_size, self.config.seed, step),
-            self.device.type == "cuda",
-        )
-        if batch.cu_seqlens is not None and self.processes * self.config.accumulation == 1:
-            part = _part(batch, pinned, False)  # a single row of many pieces cannot be divided
-            return Step([part], part.scored)
-        size = self.config.batch_size // (self.processes * self.config.accumulation)
-        own = range(self.rank, self.processes * self.config.accumulation, self.processes)
-        parts = [_part(batch.take(slice(i * size, (i + 1) * size)), pinned, self.rounded) for i in own]
-        whole = int((batch.targets != IGNORED).sum()) if self.processes > 1 else sum(part.scored for part in parts)
-        return Step(parts, whole)
+        batch = self.task.train_batch(self.config.batch_size, self.config.seed, step)
+        if batch.cu_seqlens is not None and self.pieces == 1:
+            parts = [self._part(batch)]  # a single row of many pieces cannot be divided
+        else:
+            size = self.config.batch_size // self.pieces
+            own = range(self.rank, self.pieces, self.processes)
+            parts = [self._part(batch.take(slice(i * size, (i + 1) * size))) for i in own]
+        return Step(parts, int((batch.targets != IGNORED).sum()))
 
-    def _send(self, part: Part) -> Part:
-        rows = None if part.rows is None else part.rows.to(self.device, non_blocking=True)
-        return Part(part.batch.to(self.device, non_blocking=True), rows, part.scored)
+    def _part(self, batch: Sequences) -> Part:
+        batch = without_idle_mask(replace(batch, exact=None))  # true distributions are only for tests
+        scored = (batch.targets != IGNORED).flatten()
+        rows = None if scored.all() else scored.nonzero().squeeze(1)
+        if self.rounded and rows is not None and batch.cu_seqlens is None:
+            rows = rounded_up(rows, scored)
+        if self.on_gpu:
+            batch, rows = batch.pin_memory(), None if rows is None else rows.pin_memory()
+        return Part(batch, rows)
 
-
-def _part(batch: Sequences, pinned: bool, rounded: bool) -> Part:
-    batch = without_idle_mask(replace(batch, exact=None))  # true distributions are only for tests
-    scored = (batch.targets != IGNORED).flatten()
-    count = int(scored.sum())
-    rows = None if count == scored.numel() else scored.nonzero().squeeze(1)
-    if rounded and rows is not None:
-        rows = rounded_up(rows, scored)
-    if pinned:
-        return Part(batch.pin_memory(), None if rows is None else rows.pin_memory(), count)
-    return Part(batch, rows, count)
+    def _send(self, batch: Sequences, rows: Tensor | None) -> Part:
+        rows = None if rows is None else rows.to(self.device, non_blocking=True)
+        return Part(batch.to(self.device, non_blocking=True), rows)
 
 
 def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:
@@ -115,11 +99,6 @@ def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:
 
     The number of rows is rounded up to one of eight values for each power of two, so that batches with about the same
     number share it. ``rows`` are the scored places of ``scored (n,)`` bool; the result has at most ``n`` rows.
-
-    Example:
-        >>> scored = torch.arange(40) % 2 == 0
-        >>> rounded_up(scored.nonzero().squeeze(1)[:17], scored).tolist()[15:]
-        [30, 32, 1]
     """
     count = len(rows)
     step = 1 << max(0, (count - 1).bit_length() - 4)
@@ -135,7 +114,7 @@ def without_idle_mask(batch: Sequences) -> Sequences:
     return replace(batch, key_mask=None)
 
 
-def ahead(make: Callable[[int], Item], first: int, threads: int) -> Iterator[Item]:
+def ahead(make: Callable[[int], Item], first: int, threads: int) -> Generator[Item, None, None]:
     """``make(first), make(first + 1), ...`` without end, in this order; with 0 threads, each is made when it is needed.
 
     For each thread, one item waits besides the one it is working on. An error in ``make`` is raised at the place of its

@@ -1,6 +1,7 @@
 """Hosts: language models around any mechanisms, sized for a task."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,12 @@ import torch
 from torch import nn
 
 from linattn.lab.tasks.text import SequenceTask
-from linattn.lab.train.mechanism_options import options_of
+from linattn.lab.train.config import check_owners, options_of
 from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS, norm_behind
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
 AUTOMATIC = "auto"
-BY_SIZE = "by --size"
 WEIGHTS = "model.safetensors"
 # Sizes of hosts: fields of LinearAttentionConfig. learned_positions: max_position_embeddings is the task's length.
 SIZES: dict[str, dict[str, Any]] = {
@@ -36,38 +36,33 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
     # 135 M parameters with 49,152 tokens, in the shape of SmolLM2: deep and narrow, three heads to each of k and v.
     "135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-             "intermediate_size": 1536, "tie_word_embeddings": True},
+             "intermediate_size": 1536, "tie_word_embeddings": True}
 }  # fmt: skip
+_of_model = partial(option, group="Model")
+_by_size = partial(_of_model, None, default_text="by --size")
+_rare = partial(_of_model, rare=True)
+_of_norm = partial(_rare, choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)))
+_of_gate = partial(_rare, choices=("none", *filter(None, ATTENTION_GATES)), default_text="none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostShape(Config):
     """What hosts have in common that are compared. Fields of None are as in ``size``, or off where it does not say."""
 
-    size: str = option("pico", "Size of the model.", choices=SIZES, group="Model", default_text="by task")
-    depth: int | None = option(None, "Blocks of the model.", least=1, group="Model", default_text=BY_SIZE)
-    heads: int | None = option(
-        None, "Attention heads of a block.", least=1, group="Model", rare=True, default_text=BY_SIZE
+    size: str = _of_model("pico", "Size of the model.", choices=SIZES, default_text="by task")
+    depth: int | None = _by_size("Blocks of the model.", least=1)
+    heads: int | None = _by_size("Attention heads of a block.", least=1, rare=True)
+    mlp_width: int | None = _by_size("Channels inside the feed-forward parts.", least=1, rare=True)
+    rotary: float | None = _by_size("Share of channels that rotary positions turn.", least=0, most=1, rare=True)
+    attention_norm: str | None = _of_norm(
+        AUTOMATIC, "Norm of the attention's output; auto: head_rms, or none where no layer needs it, as with softmax."
     )
-    mlp_width: int | None = option(
-        None, "Channels inside the feed-forward parts.", least=1, group="Model", rare=True, default_text=BY_SIZE
+    attention_gate: str | None = _of_gate(
+        None, "Gate of the attention's output, behind its norm, computed from the input, as in RetNet, GLA and mLSTM."
     )
-    rotary: float | None = option(
-        None, "Share of a head's channels that rotary positions turn.", least=0, most=1, group="Model", rare=True,
-        default_text=BY_SIZE,
-    )  # fmt: skip
-    attention_norm: str | None = option(
-        AUTOMATIC, "Norm of the attention's output; auto: head_rms, or none where no layer needs it, as with softmax.",
-        choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)), group="Model", rare=True,
-    )  # fmt: skip
-    attention_gate: str | None = option(
-        None, "Gate of the attention's output, behind its norm, computed from the input, as in RetNet, GLA and mLSTM.",
-        choices=("none", *filter(None, ATTENTION_GATES)), group="Model", rare=True, default_text="none",
-    )  # fmt: skip
-    dropout: float = option(
-        0.0, "Dropout on embeddings and on both branches of a block.", least=0, below=1, group="Model", rare=True,
-        default_text="0, or that of --recipe",
-    )  # fmt: skip
+    dropout: float = _rare(
+        0.0, "Dropout on embeddings and both branches of a block.", least=0, below=1, default_text="0, or by --recipe"
+    )
     head_dim: int | None = option(
         None, "Channels of a head, which fix the number of heads; in place of heads.", least=1, hidden=True
     )
@@ -83,16 +78,14 @@ class Host(HostShape):
         ['gated', 'gated', 'gated', 'softmax', 'gated', 'gated']
     """
 
-    mechanism: str = option("softmax", "Mechanism of every layer, a name from `linattn mechanisms`.", group="Model")
-    hybrid: str = option(
-        "", "Mechanisms layer by layer, repeated to the last layer, such as gated*3,softmax; in place of --mechanism.",
-        group="Model",
-    )  # fmt: skip
-    canon: str | None = option(
-        None, "Positions of Canon layers: ABCD, AbCD, some of these letters, or none.", group="Model",
-        default_text="none",
-    )  # fmt: skip
-    width: int | None = option(None, "Channels of the model.", least=1, group="Model", default_text=BY_SIZE)
+    mechanism: str = _of_model("softmax", "Mechanism of every layer, a name from `linattn mechanisms`.")
+    hybrid: str = _of_model(
+        "", "Mechanisms layer by layer, repeated to the last layer, such as gated*3,softmax; in place of --mechanism."
+    )
+    canon: str | None = _of_model(
+        None, "Positions of Canon layers: ABCD, AbCD, some of these letters, or none.", default_text="none"
+    )
+    width: int | None = _by_size("Channels of the model.", least=1)
     option: dict[str, Any] = option(
         {}, "Option of a mechanism: key=value for all, mechanism.key=value for one; may be given again.", group="Model"
     )
@@ -105,28 +98,23 @@ class Host(HostShape):
         if self.head_dim is not None and width % self.head_dim:
             allowed = f"a multiple of {self.head_dim}, the channels of a head, where heads is not given"
             raise OptionError("width", f"must be {allowed}, got {width}")
-        names = dict.fromkeys(self.layers)
-        for key in self.option:
-            owner = key.rpartition(".")[0]
-            if owner and owner not in names:
-                raise OptionError("option", f"{key} is given, but the layers are {', '.join(names)}")
-            if not owner and len(names) > 1:
-                raise OptionError("option", "with several mechanisms, say whose it is: mechanism.key=value")
+        check_owners(self.option, self.layers)
+        if len(set(self.layers)) > 1 and not all("." in key for key in self.option):
+            raise OptionError("option", "with several mechanisms, say whose it is: mechanism.key=value")
 
     @property
     def shape(self) -> dict[str, Any]:
         """The fields of ``LinearAttentionConfig`` for width, depth and heads, and others that a size sets."""
         found = dict(SIZES[self.size])
         if self.width is not None:
-            scaled = found.get("intermediate_size")
-            if scaled is not None:
-                found["intermediate_size"] = max(1, scaled * self.width // found["hidden_size"])
+            if "intermediate_size" in found:
+                found["intermediate_size"] = max(1, found["intermediate_size"] * self.width // found["hidden_size"])
             found["hidden_size"] = self.width
         heads = self.heads if self.head_dim is None else found["hidden_size"] // self.head_dim
-        changed = {"num_hidden_layers": self.depth, "num_attention_heads": heads, "intermediate_size": self.mlp_width,
-                   "rotary": self.rotary, "tie_word_embeddings": self.tied}  # fmt: skip
         if heads is not None:
             found.pop("num_key_value_heads", None)
+        changed = {"num_hidden_layers": self.depth, "num_attention_heads": heads, "intermediate_size": self.mlp_width,
+                   "rotary": self.rotary, "tie_word_embeddings": self.tied}  # fmt: skip
         return found | {name: value for name, value in changed.items() if value is not None}
 
     @property
@@ -138,7 +126,7 @@ class Host(HostShape):
             name, star, times = (text.strip() for text in part.partition("*"))
             if not name or (star and not (times.isdecimal() and int(times))):
                 raise OptionError(self.named_by, f"must look like gated*3,softmax, got {self.pattern!r}")
-            names += [name] * (int(times) if star else 1)
+            names += [name] * int(times or 1)
         if len(names) > depth:
             raise OptionError(
                 self.named_by, f"names {len(names)} layers, but the model has {depth}, got {self.pattern!r}"
@@ -170,12 +158,6 @@ def create_host(host: Host, task: SequenceTask, seed: int) -> Any:
     """Create a model of ``linattn.models.language`` with the head that ``task`` needs, in fp32 on the CPU.
 
     Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers itself.
-
-    Example:
-        >>> from linattn.lab.tasks.text import text_task
-        >>> model = create_host(Host(size="mqar", mechanism="elu", width=32), text_task("mqar", vocab=64), seed=0)
-        >>> type(model).__name__, model.config.hidden_size
-        ('LinearAttentionForCausalLM', 32)
     """
     from linattn.models import language
 
@@ -183,7 +165,7 @@ def create_host(host: Host, task: SequenceTask, seed: int) -> Any:
     options: dict[str, Any] = host.shape | {
         "vocab_size": task.vocabulary, "causal": causal, "mechanism": host.layers, "canon": host.canon,
         "mechanism_options": host.options, "attention_norm": host.norm,
-        "attention_gate": host.attention_gate, "dropout": host.dropout,
+        "attention_gate": host.attention_gate, "dropout": host.dropout
     }  # fmt: skip
     if options.pop("learned_positions", False):
         options["max_position_embeddings"] = task.length
@@ -194,15 +176,35 @@ def create_host(host: Host, task: SequenceTask, seed: int) -> Any:
         options |= {"num_labels": task.classes, "pooling": task.pooling}
     kinds = {"causal": "CausalLM", "masked": "MaskedLM", "classification": "SequenceClassification"}
     head = getattr(language, f"LinearAttentionFor{kinds[task.kind]}")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         try:
             model = head(language.LinearAttentionConfig(**options))
         except (ValueError, TypeError, KeyError) as error:
             raise _named(error, host) from error
         torch.manual_seed(seed)
-        _start_alike(model)
+        # Draw the host's own weights again, in an order that does not depend on the mechanisms.
+        for name, module in model.named_modules():
+            if ".mechanism" in name:
+                continue
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(0.0, model.config.initializer_range)
+            elif "canon" in name.rpartition(".")[2]:
+                module.reset_parameters()
     return model
+
+
+def _named(error: Exception, host: Host) -> OptionError:
+    """Turn an error about an argument of the model into one about the option of the command line."""
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    heads = "heads" if host.heads is not None or host.width is None else "width"
+    options = {"num_attention_heads": heads, "hidden_size": "width", "mechanism": host.named_by}
+    first = message.split("=")[0].partition(" ")[0]
+    if "has no option" in message:
+        return OptionError("option", message)
+    if first in options or hasattr(host, first):
+        return OptionError(options.get(first, first), message)
+    return OptionError("option" if host.option else host.named_by, f"{host.pattern} does not fit this host: {message}")
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -217,49 +219,17 @@ def with_parameters(host: Host, task: SequenceTask, wanted: int, multiple: int =
     ``multiple``, and the remaining difference is less than one such step.
     """
     model = create_host(host, task, 0)
-    width = model.config.intermediate_size
-    more = create_host(replace(host, mlp_width=width + multiple), task, 0)
-    here = count_parameters(model)
-    step = count_parameters(more) - here
+    width, here = model.config.intermediate_size, count_parameters(model)
+    step = count_parameters(create_host(replace(host, mlp_width=width + multiple), task, 0)) - here
     found = width + multiple * round((wanted - here) / step)
     if found < multiple:
-        raise OptionError(
-            "mechanism", f"{host.pattern} has more parameters without a feed-forward part than {wanted:,}"
-        )
+        words = f"{host.pattern} has more parameters without a feed-forward part than {wanted:,}"
+        raise OptionError("mechanism", words)
     return replace(host, mlp_width=found)
 
 
-@torch.no_grad()
-def _start_alike(model: Any) -> None:
-    """Draw the host's own weights again, in an order that does not depend on the mechanisms."""
-    deviation = model.config.initializer_range
-    for name, module in model.named_modules():
-        if ".mechanism" in name:
-            continue
-        if isinstance(module, nn.Linear | nn.Embedding):
-            module.weight.normal_(0.0, deviation)
-        elif "canon" in name.rpartition(".")[2]:
-            module.reset_parameters()
-
-
-def _named(error: Exception, host: Host) -> OptionError:
-    """Turn an error about an argument of the model into one about the option of the command line."""
-    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
-               "attention_gate": "attention_gate", "num_attention_heads": "heads", "hidden_size": "width",
-               "mechanism": host.named_by}  # fmt: skip
-    first = message.split("=")[0].split()[0] if message else ""
-    if "has no option" in message:
-        return OptionError("option", message)
-    if first == "num_attention_heads" and host.heads is None and host.width is not None:
-        return OptionError("width", message)
-    if first in options:
-        return OptionError(options[first], message)
-    return OptionError("option" if host.option else host.named_by, f"{host.pattern} does not fit this host: {message}")
-
-
-def take_weights(model: Any, folder: Path) -> list[str]:
-    """Copy the parameters of ``model`` that ``folder`` has; return the names of the others, a new head.
+def take_weights(model: Any, folder: Path) -> None:
+    """Copy the parameters of ``model`` that ``folder`` has; a new head stays as it is.
 
     A folder whose body does not fit entirely is refused.
     """
@@ -269,11 +239,8 @@ def take_weights(model: Any, folder: Path) -> list[str]:
     if not path.is_file():
         raise OptionError("start", f"must be the folder of a trained model with {WEIGHTS}, got {folder}")
     found, own = load_file(path), model.state_dict()
-    body = {name: value for name, value in found.items() if name.startswith("model.")}
-    wrong = [name for name in own if name.startswith("model.") and name not in body]
-    wrong += [name for name, value in body.items() if name not in own or own[name].shape != value.shape]
+    same = {name for name in found.keys() & own.keys() if found[name].shape == own[name].shape}
+    wrong = sorted(name for name in (found.keys() | own.keys()) - same if name.startswith("model."))
     if wrong:
-        raise OptionError("start", f"{folder} holds another model: {', '.join(sorted(set(wrong))[:3])} does not fit")
-    same = {name: value for name, value in found.items() if name in own and own[name].shape == value.shape}
-    model.load_state_dict(same, strict=False)
-    return [name for name in own if name not in same]
+        raise OptionError("start", f"{folder} holds another model: {', '.join(wrong[:3])} does not fit")
+    model.load_state_dict({name: found[name] for name in same}, strict=False)

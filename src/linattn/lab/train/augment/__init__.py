@@ -1,1 +1,0 @@
-"""Augmentation on the device."""

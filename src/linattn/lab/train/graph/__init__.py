@@ -1,1 +1,0 @@
-"""Training on one graph: classes of nodes, or links between them."""
