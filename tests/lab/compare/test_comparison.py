@@ -4,6 +4,7 @@ import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -25,7 +26,7 @@ class Toy(Comparison):
 
     of_cases = (*Comparison.of_cases, "calls", "fails", "stops", "output", "jobs", "where")
 
-    of_trained = {"attention": {}}
+    of_trained: ClassVar = {"attention": {}}
 
     def metric(self) -> Metric:
         return Metric("error", "", 1, higher=False)
