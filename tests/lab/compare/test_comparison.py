@@ -25,7 +25,7 @@ class Toy(Comparison):
 
     of_cases = (*Comparison.of_cases, "calls", "fails", "stops", "output", "jobs", "where")
 
-    of_trained = {"attention": {}}
+    of_trained = {"attention": {}}  # noqa: RUF012
 
     def metric(self) -> Metric:
         return Metric("error", "", 1, higher=False)
