@@ -22,8 +22,6 @@ from linattn.support.options import OptionError
 SDPA, RECURRENT = "sdpa", "recurrent"
 PATIENCE_WITH_SDPA = 12  # every row is compared with softmax attention, so it may take longer than others
 MOST_RECORDED = 1024  # tokens: beyond, records of the allocations of a token loop would outweigh the call
-# A decay that is multiplied in at every step collects a rounding error each time, which the quadratic form does not.
-SLACK_OF_STEPS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +103,8 @@ class Attention(Benchmark):
             check_affordable(probe, length, patience * self.max_seconds, max_bytes)
             problem, tensors, grad = self.drawn(length, mechanism)
             truth = truths.setdefault(mechanism, Truth(problem, tensors, grad))
-            slack = SLACK_OF_STEPS if name == RECURRENT else 1
             own_grad = grad if training else None
-            rows[name] |= truth.check(bind(problem, tensors), own_grad, softmax=name == SDPA, slack=slack).row()
+            rows[name] |= truth.check(bind(problem, tensors), own_grad, softmax=name == SDPA).row()
             calls[name] = self.calls(bind, problem, tensors, grad, training)
 
         contenders = self.contenders()

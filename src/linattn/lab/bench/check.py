@@ -41,14 +41,12 @@ class Verdict(NamedTuple):
         return found | {"checked_against": self.against}
 
 
-def judge(
-    errors: Mapping[str, float], plain: Mapping[str, float], eps: float, against: str, slack: float = 1
-) -> Verdict:
+def judge(errors: Mapping[str, float], plain: Mapping[str, float], eps: float, against: str) -> Verdict:
     """The errors of a contender beside those of plain; among wrong tensors, or right ones, the fullest budget is told.
 
     NaN compares false and thus is wrong.
     """
-    budgets = {name: 2 * slack * (error + eps) for name, error in plain.items()}
+    budgets = {name: 2 * (error + eps) for name, error in plain.items()}
     verdicts = [Verdict(errors[n] <= budgets[n], n, errors[n], budgets[n], against) for n in errors if n in budgets]
     return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
 

@@ -61,10 +61,14 @@ class ModelCase:
     depth: int = 0  # 0: as published
 
     @property
+    def is_backbone(self) -> bool:
+        return f"linattn_{self.size}" in TIMM_MODELS
+
+    @property
     def shape(self) -> str:
         if self.tokens:
             return f"decoder, {self.batch} x {self.tokens} tokens"
-        model = self.size if f"linattn_{self.size}" in TIMM_MODELS else f"ViT-{self.size}"
+        model = self.size if self.is_backbone else f"ViT-{self.size}"
         return f"{model}, {self.batch} images of {self.pixels} pixels"
 
     @property
@@ -92,7 +96,7 @@ class ModelCase:
         """A version small enough for any machine that runs the same code."""
         if self.tokens:
             return replace(self, batch=2, tokens=24, decoder=TINY)
-        if f"linattn_{self.size}" in TIMM_MODELS:
+        if self.is_backbone:
             return replace(self, batch=2, pixels=64, depth=1)
         return replace(self, batch=2, size="digits", pixels=8)
 

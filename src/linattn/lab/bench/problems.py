@@ -234,7 +234,7 @@ class Truth:
         self.fits = case.T**2 * (case.K if case.decay == "channel" else 1) <= MOST_PAIRS
         self._known: dict[bool, tuple[Tensors, dict[str, float], str]] = {}
 
-    def check(self, bound: Bound, grad: Tensor | None, *, softmax: bool = False, slack: float = 1) -> Verdict:
+    def check(self, bound: Bound, grad: Tensor | None, *, softmax: bool = False) -> Verdict:
         """Check what a contender gives for the inputs that are timed."""
         if softmax not in self._known:
             step = self.case.family == "step"
@@ -248,7 +248,7 @@ class Truth:
             self._known[softmax] = exact, plain, f"fp{torch.finfo(wide).bits}, {self.case.shape}"
         exact, plain, against = self._known[softmax]
         errors = relative_errors(corners(self.case, bound.values(grad)), exact)
-        return judge(errors, plain, torch.finfo(self.dtype).eps, against, slack)
+        return judge(errors, plain, torch.finfo(self.dtype).eps, against)
 
 
 def corners(case: Problem, tensors: Tensors) -> Tensors:

@@ -23,10 +23,13 @@ Step = Callable[[], tuple[Tensor | None, ...]]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def softmax_kernels() -> AbstractContextManager[object]:
-    """Let PyTorch's flash kernel serve softmax, or the next that can; never cuDNN's, which plans every new length."""
-    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(backends, set_priority=True)
+def softmax_kernels(*, flash_alone: bool = False) -> AbstractContextManager[object]:
+    """Let PyTorch's flash kernel serve softmax, or the next that can; never cuDNN's, which plans every new length.
+
+    ``flash_alone``: no other kernel may take its place unnoticed.
+    """
+    others = [] if flash_alone else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, *others], set_priority=True)
 
 
 def compile_host(host: Host, mode: str, backend: str) -> Loss:
