@@ -18,7 +18,6 @@ from linattn import list_mechanisms
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject, attend, attend_with_state, evaluate
 
-
 Recorded = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
