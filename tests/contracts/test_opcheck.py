@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from contracts.op_subjects import DIRECTIONS, KINDS, Variant
 from contracts.places import GPU, PLACES
 from linattn import list_mechanisms
+from linattn.kernels.reflection import library, pairs_library  # noqa: F401 - operators that are imported late
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject, attend, attend_with_state, evaluate
 
