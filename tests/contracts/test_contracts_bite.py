@@ -36,9 +36,8 @@ def test_every_contract_has_a_mistake() -> None:
 
 @pytest.mark.parametrize(("contract", "mechanism", "message"), MISTAKES, ids=lambda part: getattr(part, "__name__", ""))
 def test_the_right_contract_notices(contract: str, mechanism: type[Mechanism], message: str) -> None:
-    with pytest.raises(
-        ContractViolation, match=rf"(?s)contract '{contract}' is broken in the case .*{message}"
-    ) as found:
+    words = rf"(?s)contract '{contract}' is broken in the case .*{message}"
+    with pytest.raises(ContractViolation, match=words) as found:
         check_mechanism(mechanism, [contract])
     assert found.value.contract == contract
     assert found.value.case
