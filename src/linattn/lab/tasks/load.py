@@ -3,6 +3,7 @@
 import gzip
 import struct
 import zlib
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,13 @@ def load_digits() -> ImageData:
     Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits (UCI), as packed in scikit-learn.
     """
     need("the digits", "sklearn")
-    from sklearn import datasets  # type: ignore[import-untyped]
+    import numpy
 
-    raw = datasets.load_digits()
-    images = (torch.from_numpy(raw.images) * (255 / 16)).round().to(torch.uint8)[:, None]
-    everything = ImageSplit(images, torch.from_numpy(raw.target).to(torch.int64))
+    # To import scikit-learn takes every process seconds, and its file of digits is all that is needed.
+    (package,) = find_spec("sklearn").submodule_search_locations  # type: ignore[union-attr, misc]
+    raw = torch.from_numpy(numpy.loadtxt(Path(package) / "datasets/data/digits.csv.gz", delimiter=","))
+    images = (raw[:, :-1].unflatten(1, (8, 8)) * (255 / 16)).round().to(torch.uint8)[:, None]
+    everything = ImageSplit(images, raw[:, -1].to(torch.int64))
     test = stratified(everything.labels, TEST_IMAGES, SPLIT_SEED)
     train = without(len(everything), test)
     return ImageData("digits", everything.take(train), everything.take(test), tuple("0123456789"))
