@@ -206,8 +206,8 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, call):
 @pytest.mark.parametrize(
     ("task", "lines", "message"),
     [
-        (["lra-text"], ['{"text": "a", "label": 7}'], 'needs a "label", a whole number in 0..1, got 7'),
-        (["glue"], ['{"words": "a", "label": 0}'], "a line needs sentence or text"),
+        (["lra-text"], ['{"text": "a", "label": 7}'], "train.jsonl: label must be one of 0, 1 or its number, got 7"),
+        (["glue"], ['{"words": "a", "label": 0}'], "train.jsonl: a line needs one of sentence"),
         (["glue"], ["words"], "train.jsonl:1 is no JSON"),
         (["listops", "--set", "depth=2"], [], "change these settings"),
     ],
