@@ -35,13 +35,6 @@ def softmax(q, k, v):
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 
 
-def test_plain_layer_is_projections_around_the_mechanism():
-    layer, x = build("softmax"), draw()
-    q, k, v = (heads(x, layer.qkv, slice(i * DIM, (i + 1) * DIM)) for i in range(3))
-    expected = layer.proj(softmax(q, k, v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(layer(x), expected, **TOLERANCE)
-
-
 def test_grouped_heads():
     layer, x = build("softmax", num_kv_heads=1, local="shared"), draw()
     D = DIM // HEADS
@@ -150,15 +143,6 @@ def test_state_of_a_sequence_with_positions_and_canon(canon, qk_norm):
     second, state = layer.with_state(x[:, 6:8], state=state, rotation=positions(2, 6))
     last, _ = layer.step(x[:, 8], state, rotation=positions(1, 8))
     torch.testing.assert_close(torch.cat([first, second, last[:, None]], dim=1), whole, **TOLERANCE)
-
-
-def test_padding_of_a_causal_state():
-    layer, x = build("elu", causal=True), draw(6)
-    mask = torch.tensor([[False] * 2 + [True] * 4, [True] * 6])
-    padded = layer.with_state(x, key_mask=mask)
-    alone = layer.with_state(x[:1, 2:])
-    torch.testing.assert_close(padded.output[:1, 2:], alone.output, **TOLERANCE)
-    torch.testing.assert_close(padded.state.kv[:1], alone.state.kv, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["hedgehog", "softmax", "gated"])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from linattn.layers.canon import Canon, canon_at, check_canon
+from linattn.layers.canon import Canon, check_canon
 
 WIDTH, LENGTH = 6, 11
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # fp64 sums of four terms, in two orders
@@ -36,13 +36,6 @@ def formula(canon, h):
 def test_formula(kind, kernel_size):
     canon, h = build(kind, kernel_size=kernel_size), draw()
     torch.testing.assert_close(canon(h), formula(canon, h), **TOLERANCE)
-
-
-def test_is_a_depthwise_convolution_of_pytorch_with_a_residual():
-    canon, h = build(), draw()
-    conv = nn.Conv1d(WIDTH, WIDTH, 4, groups=WIDTH, padding=3, bias=False).double()
-    conv.weight = nn.Parameter(canon.weight.unsqueeze(1))
-    torch.testing.assert_close(canon(h), h + conv(h.mT)[..., :LENGTH].mT, **TOLERANCE)
 
 
 @pytest.mark.parametrize("kernel_size", [4, 9])
@@ -95,16 +88,6 @@ def test_masked_tokens_are_not_there(places):
 def test_bad_positions_are_named(text, error, message):
     with pytest.raises(error, match=message):
         check_canon(text)
-
-
-def test_which_layer_stands_where():
-    check_canon("AbD")
-    assert canon_at("A", "AbD", WIDTH, 4).residual
-    own = canon_at("B", "AbD", WIDTH, 3)
-    assert (own.residual, own.activation, own.weight.shape) == (False, "silu", (WIDTH, 3))
-    assert canon_at("C", "AbD", WIDTH, 4) is None
-    assert canon_at("A", None, WIDTH, 4) is None
-    assert canon_at("B", "B", WIDTH, 4).activation is None
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,3 @@ def test_a_refused_layer_is_left_as_it_was(options, message):
     with pytest.raises(ValueError, match=message):
         layer.fold()
     assert all(torch.equal(before[name], x) for name, x in layer.state_dict().items())
-
-
-def test_a_mechanism_that_cannot_leave_its_reflection_out_is_refused(monkeypatch):
-    layer = build()
-    monkeypatch.delattr(type(layer.mechanism), "without_reflection")
-    weight = layer.qkv.weight.clone()
-    with pytest.raises(ValueError, match="mechanism 'mirror' cannot leave its reflection out"):
-        layer.fold()
-    assert torch.equal(layer.qkv.weight, weight)

@@ -14,6 +14,11 @@ def draw(heads: int = 4, kv_heads: int = 2, length: int = 11, dim: int = 6, seed
     return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
 
 
+def draw_x(length: int = 11) -> Tensor:
+    """Inputs of gates ``(2, T, 10)``, in fp64."""
+    return torch.randn(2, length, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
 def per_query_head(x: Tensor, heads: int) -> Tensor:
     """Keys or values repeated for the query heads that share them."""
     return x.repeat_interleave(heads // x.shape[1], dim=1)

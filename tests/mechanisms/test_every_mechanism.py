@@ -146,19 +146,6 @@ def test_nothing_to_rotate(name):
         build(name).double()(**inputs(name), rotate=lambda q, k: (q, k))
 
 
-@pytest.mark.parametrize("name", list_mechanisms())
-def test_what_does_not_fit(name):
-    mechanism = build(name, causal=name not in BIDIRECTIONAL).double()
-    given = inputs(name)
-    with pytest.raises(ValueError, match="q has number of heads 3, but the mechanism's num_heads has 4"):
-        mechanism(**given | {"q": given["q"][:, :3]})
-    with pytest.raises(ValueError, match="k has head dimension 5, but the mechanism's head_dim has 6"):
-        mechanism(**given | {"k": given["k"][..., :5]})
-    for count in (mechanism.state_size, mechanism.flops):
-        with pytest.raises(ValueError, match="length must be an integer >= 0, got -1"):
-            count(-1)
-
-
 POSITIVE = (0, -1.0, math.inf, math.nan, "3", True)
 WRONG = [
     ("agent", {"num_agents": (0, -1, 2.0, True, None)}, "must be an integer >= 1"),

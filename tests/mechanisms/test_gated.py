@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linattn import create_mechanism
-from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head
+from mechanisms.formulas import FORMS, TOLERANCE, draw, draw_x, per_query_head
 
 GATES = ("channel", "head")
 
@@ -10,10 +10,6 @@ GATES = ("channel", "head")
 def build(**options):
     torch.manual_seed(0)
     return create_mechanism("gated", num_heads=4, num_kv_heads=2, head_dim=6, input_dim=10, **options).double()
-
-
-def draw_x(length: int = 11) -> torch.Tensor:
-    return torch.randn(2, length, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def gates_of(mechanism, x: torch.Tensor) -> torch.Tensor:

@@ -116,19 +116,6 @@ def test_eps_is_added_to_the_mean_of_the_real_keys(impl):
         torch.testing.assert_close(packed[:, :, start:stop], alone, **TOLERANCE)
 
 
-def kept(mechanism, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of the reflected and of the plain; a cross-head reflection keeps the sum over heads, no single one."""
-    found, expected = scores(*mechanism.reflect(q, k)), scores(q, k)
-    return (found, expected) if mechanism.normals is None else (found.sum(1), expected.sum(1))
-
-
-@pytest.mark.parametrize("more", [{}, {"reflections": 2}, {"modulation": "none"}], ids=str)
-@pytest.mark.parametrize("heads", [EQUAL, EQUAL | {"cross_head": False}, GROUPED], ids=str)
-def test_scores_before_the_relu_are_kept(heads, more):
-    q, k, _ = draw_for(heads)
-    torch.testing.assert_close(*kept(build(**heads, **more), q, k), **TOLERANCE)
-
-
 @pytest.mark.parametrize("modulation", ["sequence", "token", "none"])
 def test_two_reflections_start_as_the_identity(modulation):
     q, k, v = draw(kv_heads=4)
@@ -149,25 +136,6 @@ def test_starting_values():
     assert not mechanism.amplitude.any()
     assert not mechanism.bias.any()
     assert torch.equal(mechanism.gain, torch.ones(8, 32))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"cross_head": False}, {"reflections": 2}, {}, {"num_kv_heads": 2, "cross_head": False}, {"causal": True}],
-    ids=str,
-)
-def test_reflection_matrix_can_be_folded(options):
-    options = EQUAL | {"modulation": "none"} | options
-    q, k, _ = draw_for(options)
-    mechanism = build(**options)
-    for x, keys, reflected in zip((q, k), (False, True), mechanism.reflect(q, k), strict=True):
-        matrix = mechanism.reflection_matrix(keys=keys)
-        channels = x.shape[1] * 6
-        assert matrix.shape == (channels, channels)
-        torch.testing.assert_close(matrix @ matrix.mT, torch.eye(channels, dtype=torch.float64), **TOLERANCE)
-        joined = x.transpose(1, 2).flatten(2)
-        projected = torch.nn.functional.linear(joined, matrix)  # as a layer's projection would
-        torch.testing.assert_close(projected, reflected.transpose(1, 2).flatten(2), **TOLERANCE)
 
 
 def test_energy_loss():
@@ -195,7 +163,6 @@ def test_keys_of_another_length(modulation):
     k, v = k[:, :, :7], v[:, :, :7]
     mechanism = build(**EQUAL, modulation=modulation)
     reflected = mechanism.reflect(q, k)
-    torch.testing.assert_close(*kept(mechanism, q, k), **TOLERANCE)
     expected = weighted(scores(*(x.relu() for x in reflected)), v, False, eps=7e-6)
     torch.testing.assert_close(mechanism(q, k, v), expected, **TOLERANCE)
     mask = torch.arange(7).expand(2, -1) < 5

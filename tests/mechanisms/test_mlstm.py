@@ -6,7 +6,7 @@ from linattn import create_mechanism
 from linattn.ops.exponential.call import ExponentialState
 from linattn.ops.shared.types import LinearState
 from linattn.testing import check_mechanism
-from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head
+from mechanisms.formulas import FORMS, TOLERANCE, draw, draw_x, per_query_head
 
 GATES = ("exponential", "sigmoid")
 
@@ -19,10 +19,6 @@ def build(**options):
         mechanism.forget_map.weight.add_(0.5 * torch.randn(2, 10))
         mechanism.forget_map.bias.sub_(3)
     return mechanism
-
-
-def draw_x(length: int = 11) -> Tensor:
-    return torch.randn(2, length, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def gates_of(mechanism, x: Tensor, cap=None) -> tuple[Tensor, Tensor]:

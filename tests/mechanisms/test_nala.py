@@ -47,17 +47,6 @@ def test_options(impl):
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
-def test_a_hard_angle_splits_the_signs():
-    """The published code: cubed keys and powers of the positive and of the negative part, no angle anywhere."""
-    q, k, v = draw()
-    n = q.norm(dim=-1, keepdim=True)
-    p = 3 * (0.5 + n.tanh())
-    phi = torch.cat([(q / n).relu() ** p, (-q / n).relu() ** p], dim=-1)
-    psi = torch.cat([(k**3).relu(), (-(k**3)).relu()], dim=-1)
-    torch.testing.assert_close(scores(phi, psi), paper_weights(q, k, "hard"), **TOLERANCE)
-    torch.testing.assert_close(build()(q, k, v), weighted(scores(phi, psi), v, False, eps=1.1e-5), **TOLERANCE)
-
-
 @pytest.mark.parametrize("power", [3.0, 1.0, 0.5])
 @pytest.mark.parametrize("angle", ANGLES)
 def test_zeros_are_finite(angle, power):
@@ -84,3 +73,14 @@ def test_half_precision_holds_large_keys_and_small_features(causal):
     out = mechanism(q, k, v)
     assert out.dtype == torch.float16
     assert (out.double() - exact).abs().max() < 2**-11 * exact.abs().max() * 1.01  # the rounding of the result alone
+
+
+def test_a_hard_angle_splits_the_signs():
+    """The published code: cubed keys and powers of the positive and of the negative part, no angle anywhere."""
+    q, k, v = draw()
+    n = q.norm(dim=-1, keepdim=True)
+    p = 3 * (0.5 + n.tanh())
+    phi = torch.cat([(q / n).relu() ** p, (-q / n).relu() ** p], dim=-1)
+    psi = torch.cat([(k**3).relu(), (-(k**3)).relu()], dim=-1)
+    torch.testing.assert_close(scores(phi, psi), paper_weights(q, k, "hard"), **TOLERANCE)
+    torch.testing.assert_close(build()(q, k, v), weighted(scores(phi, psi), v, False, eps=1.1e-5), **TOLERANCE)

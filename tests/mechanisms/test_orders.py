@@ -1,21 +1,8 @@
-"""Two orders of the tokens of a plane: where each token stands, and gradients through both."""
+"""Two orders of the tokens of a plane: gradients through both."""
 
-import pytest
 import torch
 
-from linattn.mechanisms.base import Call
-from linattn.mechanisms.common.decays import Orders, plane_orders
-from mechanisms.formulas import draw
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (3, 4), (4, 3), (4, 4)], ids=str)
-def test_orders_and_their_places(shape):
-    _, k, _ = draw(length=2 + shape[0] * shape[1])
-    T = k.shape[2]
-    tokens, places = plane_orders(k, Call("auto", spatial_shape=shape), 2)
-    for i in range(2):
-        torch.testing.assert_close(tokens[places[i * T : (i + 1) * T]], torch.arange(T))
-        assert places[i * T : (i + 1) * T].sort().values.tolist() == list(range(i * T, (i + 1) * T))
+from linattn.mechanisms.common.decays import Orders
 
 
 def test_spreading_and_gathering_are_transposes():

@@ -73,15 +73,3 @@ def test_packed_prefill_with_padding():
     out, state = mechanism.with_state(q, k, v, key_mask=mask, cu_seqlens=cu_seqlens)
     assert state.mask.sum(1).tolist() == [3, 6]
     torch.testing.assert_close(out, mechanism(q, k, v, key_mask=mask, cu_seqlens=cu_seqlens), **TOLERANCE)
-
-
-def test_states_with_and_without_padding_join():
-    q, k, v = draw()
-    mechanism = build(causal=True)
-    mask = torch.ones(2, 4, dtype=torch.bool)
-    mask[0, :2] = False
-    _, first = mechanism.with_state(q[:, :, :4], k[:, :, :4], v[:, :, :4], key_mask=mask)
-    out, state = mechanism.with_state(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], state=first)
-    assert state.mask.sum(1).tolist() == [9, 11]
-    torch.testing.assert_close(out[0], mechanism(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:])[0, :, 2:], **TOLERANCE)
-    torch.testing.assert_close(out[1], mechanism(q, k, v)[1, :, 4:], **TOLERANCE)

@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn import create_mechanism
 from linattn.mechanisms.zeros import Zeros, centred
 from linattn.testing import check_mechanism
-from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head
+from mechanisms.formulas import FORMS, TOLERANCE, draw, draw_x, per_query_head
 
 ALL_FORMS = (*FORMS, "chunked")
 OPTIONS = [{}, {"zero_order": "tanh"}, *({"logit": name} for name in ("quadratic", "mean", "l1", "rms"))]
@@ -23,10 +23,6 @@ def build(head_norm: bool = False, **options):
         for parameter in mechanism.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
     return mechanism
-
-
-def draw_x(length: int = 11) -> Tensor:
-    return torch.randn(2, length, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -94,14 +90,6 @@ def test_formula(impl, causal, options):
     torch.testing.assert_close(mechanism(q, k, v, x=x), expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_past_a_chunk(causal):
-    q, k, v = draw(length=130)
-    x = draw_x(130)
-    mechanism = build(causal=causal)
-    torch.testing.assert_close(mechanism(q, k, v, x=x), explicit(mechanism, q, k, v, x, causal), **TOLERANCE)
-
-
 @pytest.mark.parametrize("spread", [0.02, 0.5, 3.0])
 @pytest.mark.parametrize("offsets", [None, (0, 0, 1, 9, 9, 41, 60)])
 def test_centred_sums_give_the_same(offsets, spread, monkeypatch):
@@ -124,23 +112,6 @@ def test_centred_sums_give_the_same(offsets, spread, monkeypatch):
     torch.testing.assert_close(found, plain, **TOLERANCE)
 
 
-def test_centres_of_packed_sequences_are_their_own():
-    """Another sequence has no part in them, not even by its NaN."""
-    offsets = [0, 0, 1, 4, 5, 5, 9]
-    z, scale, cu_seqlens = torch.randn(1, 2, 9, 1), torch.randn(1, 2, 9), torch.tensor(offsets)
-    whole = centred(z, scale, cu_seqlens)
-    for start, end in itertools.pairwise(offsets):
-        part = slice(start, end)
-        others = torch.full_like(z, torch.nan)
-        others[:, :, part] = z[:, :, part]
-        expected = [x[:, :, part] for x in whole]
-        found = [x[:, :, part] for x in centred(others, scale, cu_seqlens)]
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-        if end - start > 1:
-            alone = list(centred(z[:, :, part], scale[:, :, part], None))
-            torch.testing.assert_close(alone, expected, rtol=0, atol=0)
-
-
 def test_head_norm_is_a_layer_norm_without_weights():
     q, k, v = draw()
     x = draw_x()
@@ -148,18 +119,6 @@ def test_head_norm_is_a_layer_norm_without_weights():
     centred = plain - plain.mean(-1, keepdim=True)
     expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(normed, expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_rows_sum_to_zero(causal):
-    """Equal queries and keys have a cosine of 1, and equal values read the sum of the row."""
-    one = torch.ones(2, 4, 11, 6, dtype=torch.float64)
-    x = draw_x()
-    found = build(causal=causal)(one, one[:, :2], one[:, :2], x=x)
-    torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-13)
-    zeroth = build(causal=causal, zero_order="tanh")
-    rows = zeroth(one, one[:, :2], one[:, :2], x=x)[..., 0]
-    torch.testing.assert_close(rows, gates_of(zeroth, x)[2], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -246,3 +205,20 @@ def test_state_of_another_shape():
     with pytest.raises(ValueError, match=r"state\.kv must have shape \(2, 2, 6, 12\), got \(2, 2, 6, 6\)"):
         mechanism.with_state(q, k, v, x=draw_x(), state=state._replace(kv=state.exp_kv))
     assert state.position.tolist() == [11, 11]
+
+
+def test_centres_of_packed_sequences_are_their_own():
+    """Another sequence has no part in them, not even by its NaN."""
+    offsets = [0, 0, 1, 4, 5, 5, 9]
+    z, scale, cu_seqlens = torch.randn(1, 2, 9, 1), torch.randn(1, 2, 9), torch.tensor(offsets)
+    whole = centred(z, scale, cu_seqlens)
+    for start, end in itertools.pairwise(offsets):
+        part = slice(start, end)
+        others = torch.full_like(z, torch.nan)
+        others[:, :, part] = z[:, :, part]
+        expected = [x[:, :, part] for x in whole]
+        found = [x[:, :, part] for x in centred(others, scale, cu_seqlens)]
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        if end - start > 1:
+            alone = list(centred(z[:, :, part], scale[:, :, part], None))
+            torch.testing.assert_close(alone, expected, rtol=0, atol=0)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from linattn import create_mechanism
 from linattn.testing import check_mechanism
-from mechanisms.formulas import TOLERANCE, draw, per_query_head
+from mechanisms.formulas import TOLERANCE, draw, draw_x, per_query_head
 
 
 def build(moved: float = 0.5, **options):
@@ -15,10 +15,6 @@ def build(moved: float = 0.5, **options):
         for parameter in mechanism.parameters():
             parameter.add_(moved * torch.randn_like(parameter))
     return mechanism
-
-
-def draw_x(length: int = 11) -> Tensor:
-    return torch.randn(2, length, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def gates_of(mechanism, x: Tensor) -> list[Tensor]:
@@ -104,17 +100,6 @@ def test_unit_gates_start_at_one_and_learn():
     mechanism(q, k, v, x=torch.randn(2, 11, 24)).square().sum().backward()
     for parameter in mechanism.parameters():
         assert (parameter.grad.unflatten(0, (3, 4)) != 0).flatten(1).any(1).all()  # of each of the three gates
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_rows_sum_to_zero_without_the_zeroth_order(causal):
-    q, k, v = draw()
-    one, x = torch.ones_like(v), draw_x()
-    mechanism = build(causal=causal)
-    torch.testing.assert_close(mechanism(q, k, one, x=x)[..., 0], gates_of(mechanism, x)[2], **TOLERANCE)
-    mechanism.zero_order.fill_(0)
-    for found in (mechanism(q, k, one, x=x), build(causal=causal, gate="sigmoid")(q, k, one, x=x)):
-        torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-13)
 
 
 def test_contracts_of_sigmoid_gates():

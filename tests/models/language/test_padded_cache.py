@@ -49,15 +49,6 @@ def test_no_mask_is_needed_behind_a_padded_prompt(kind, side):
     torch.testing.assert_close(go_on(model, read(model, ids, mask), following), alone(model, texts), **TOLERANCE)
 
 
-def test_a_mask_may_still_be_given_and_says_the_same():
-    model, (ids, mask, following, texts) = build(**HYBRID), prompt()
-    cache, found = read(model, ids, mask), []
-    for part in following.split(1, dim=1):
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        found.append(model(part, attention_mask=mask, past_key_values=cache).logits)
-    torch.testing.assert_close(torch.cat(found, dim=1), alone(model, texts), **TOLERANCE)
-
-
 def test_padding_in_the_first_of_several_pieces_and_in_what_follows():
     model, (ids, mask, following, texts) = build(**HYBRID), prompt()
     cache = read(model, ids[:, :4], mask[:, :4])
@@ -104,22 +95,6 @@ def test_a_mask_that_hides_what_was_read_as_text_is_refused(tmp_path, way):
         ValueError, match=r"attention_mask hides \[5, 2, 0\] of the 7 tokens .* \[0, 0, 0\] were padding"
     ):
         call(following, attention_mask=full, past_key_values=cache, **options)
-
-
-def test_generation_goes_on_from_a_saved_batch_of_prompts(tmp_path):
-    from linattn.models.language import load_cache, save_cache
-
-    model, (ids, mask, following, texts) = build(**HYBRID), prompt()
-    save_cache(read(model, ids, mask), tmp_path / "state")
-    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    full = torch.cat([mask, torch.ones_like(following)], dim=1)
-    found = model.generate(
-        torch.cat([ids, following], dim=1), attention_mask=full, past_key_values=load_cache(tmp_path / "state", model),
-        **options,
-    )  # fmt: skip
-    for text, answer in zip(texts, found, strict=True):
-        once = model.generate(text[None], attention_mask=torch.ones_like(text[None]), **options)
-        assert torch.equal(answer[-4:], once[0, -4:])
 
 
 def test_decoding_behind_padding_compiles():

@@ -8,7 +8,7 @@ timm = pytest.importorskip("timm")
 
 from tests.models.vision.timm_cases import FAMILIES, VIT, build, pictures  # noqa: E402
 
-from linattn.convert.adapters.timm import KNOWN, window_parts  # noqa: E402
+from linattn.convert.adapters.timm import window_parts  # noqa: E402
 from linattn.convert.vision import biased_zeros  # noqa: E402
 from linattn.mechanisms.zeros_softmax import ZerosSoftmax  # noqa: E402
 from linattn.models.vision import convert  # noqa: E402
@@ -54,37 +54,6 @@ def test_zeros_softmax_starts_there_and_has_gates_to_learn(family):
         assert model.get_parameter(name).grad.any(), name
 
 
-@pytest.mark.parametrize("family", ["vit", "eva", "swin"])
-def test_a_mirror_of_two_reflections_starts_with_the_same_products(family):
-    """``(H q).(H k) = q.k``, of the queries and keys as the model had them: normed, turned, in windows."""
-    seen = []
-    model, _ = convert(build(family).double(), "mirror", reflections=2)
-    for module in model.modules():
-        if hasattr(module, "plan"):
-            module.mechanism.register_forward_pre_hook(lambda m, args: seen.append((m, *args[:2])))
-    scores = []
-    theirs = build(family).double()
-    theirs, _ = convert(theirs, "softmax")
-    first = next(m for m in theirs.modules() if hasattr(m, "plan"))
-    inner = first.attend
-
-    def watched(q, k, v, x, **options):
-        rotate = options.get("rotate")
-        q, k = (q, k) if rotate is None else rotate(q, k)
-        scores.append(q @ k.mT)
-        return inner(q, k, v, x, **options)
-
-    first.attend = watched
-    with torch.no_grad():
-        model(pictures().double())
-        theirs(pictures().double())
-        mirror, q, k = seen[0]
-        torch.testing.assert_close(q @ k.mT, scores[0], rtol=1e-12, atol=1e-12)
-        turned_q, turned_k = mirror.reflect(q, k)
-    torch.testing.assert_close(turned_q @ turned_k.mT, q @ k.mT, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(turned_q, q, rtol=1e-10, atol=1e-10)  # two equal ones undo one another
-
-
 @pytest.mark.parametrize("mechanism", ["mirror", "lion"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_linear_attention_learns_reloads_and_keeps_every_weight_it_can(family, mechanism):
@@ -127,11 +96,8 @@ def test_layers_by_number_and_by_name():
 
 
 def test_the_report_can_be_read():
-    _, report = convert(build("beit"), "mirror")
-    lines = str(report).splitlines()
+    lines = str(convert(build("beit"), "mirror").report).splitlines()
     assert "  changed      blocks.*.attn: Attention -> mirror (2)" in lines
-    assert "  initialised  blocks.*.attn.mechanism.angles (2)" in lines
-    assert "a relative position bias is added to scores, and mirror has none (2)" in str(report)
     assert convert(build("siglip"), "relu").report.left == ["attn_pool"]
     _, report = convert(build("vit", attn_drop_rate=0.1), "relu")
     assert "dropout 0.1 is of weights" in report.dropped["blocks.0.attn.attn_drop"]
@@ -187,10 +153,7 @@ def test_zeros_with_a_bias_is_its_formula():
 
 
 def test_larger_windows_after_conversion():
-    """timm's own ``set_input_size``: linear attention can look at the whole plane."""
-    model, _ = convert(build("swin"), "relu")
-    model.set_input_size((32, 32), window_size=8)
-    assert model(pictures()).isfinite().all()
+    """timm's own ``set_input_size``."""
     theirs, mine = build("swin"), convert(build("swin"), "softmax").model
     for each in (theirs, mine):
         each.set_input_size((48, 48), window_size=3)
@@ -209,8 +172,6 @@ def test_masks_and_rotary_options():
         layer(x, is_causal=True)
     outputs = [convert(build("eva"), "relu", rotary=r).model(pictures()) for r in ("inputs", "features")]
     assert (outputs[0] - outputs[1]).abs().max() > 1e-4
-    with pytest.raises(ValueError, match="rotary='features' turns features, and mechanism 'efficient' has none"):
-        convert(build("eva"), "efficient", rotary="features")
 
 
 class Strange(nn.Module):
@@ -241,7 +202,6 @@ class Strange(nn.Module):
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-    assert all(name in KNOWN for name in ("timm.models.eva.EvaAttention", "timm.models.beit.Attention"))
 
 
 def test_a_refusal_changes_nothing():
@@ -257,12 +217,6 @@ def test_a_refusal_changes_nothing():
     only_known, report = convert(Strange(), "relu", layers=["one"])
     assert list(report.changed) == ["one"]
     assert isinstance(only_known.two, nn.MultiheadAttention)
-
-
-def test_snakes_around_a_class_token():
-    model, _ = convert(build("dinov2"), "lion", decay="fixed", order="snake")
-    assert model.blocks[0].attn.mechanism.num_prefix_tokens == 5
-    assert model(pictures()).isfinite().all()
 
 
 @pytest.mark.parametrize("order", ["snake", "agent"])

@@ -1,6 +1,4 @@
-"""What happens to models afterwards: compiled, in bf16, checkpointed, on two processes, folded, exported."""
-
-import functools
+"""What happens to models afterwards: compiled, in bf16, folded, exported."""
 
 import pytest
 import torch
@@ -19,12 +17,6 @@ FIXED = {"modulation": "none"}
 
 def converted(family, mechanism="mirror", stirred=0.3, **options):
     return convert(build(family, stirred), mechanism, **options).model
-
-
-def folded_pyramid():
-    model = build_backbone("pyramid", "mirror", mechanism_options={"mirror": FIXED}, preset="mirror").eval()
-    stir(model)
-    return model
 
 
 @pytest.mark.parametrize("family", ["eva", pytest.param("swin", marks=pytest.mark.slow)])
@@ -50,18 +42,6 @@ def test_channels_last_and_autocast(family):
     assert (low - plain).abs().max() <= 2 * (budget + 2**-8 * plain.abs().max())
 
 
-@pytest.mark.parametrize("family", ["beit", "pvt"])
-def test_checkpointing_gives_the_same_gradients(family):
-    found = []
-    for enable in (False, True):
-        model = converted(family).double().train()
-        model.set_grad_checkpointing(enable)
-        model(pictures().double()).square().sum().backward()
-        found.append({n: p.grad for n, p in model.named_parameters()})
-    for name, plain in found[0].items():
-        torch.testing.assert_close(found[1][name], plain, rtol=1e-10, atol=1e-13)
-
-
 @pytest.mark.parametrize("family", ["deit3", "beit", "swin", "pvt"])
 def test_folding_keeps_outputs(family):
     model = converted(family, reflections=1, **FIXED).double()
@@ -84,25 +64,21 @@ def test_what_cannot_be_folded_says_why():
             fold_reflections(model)
 
 
-@functools.cache
-def exported(name):
-    """A folded pyramid or a folded DeiT III, an example and the program."""
+@pytest.mark.parametrize("name", [pytest.param("pyramid", marks=pytest.mark.slow), "deit3"])
+def test_an_exported_program_of_a_folded_model_gives_the_same(name):
     if name == "pyramid":
-        model, example = folded_pyramid(), images(32, 32)
+        model, example = (
+            build_backbone(name, "mirror", mechanism_options={"mirror": FIXED}, preset="mirror").eval(),
+            images(32, 32),
+        )
+        stir(model)
     else:
         model, example = converted("deit3", **FIXED).train(), pictures()
-    before = model(example)
+    before, training = model(example), model.training
     fold_reflections(model)
     torch.testing.assert_close(model(example), before, rtol=1e-4, atol=1e-4)
-    training = model.training
     program = export_program(model, example)
     assert model.training is training
-    return model, example, program
-
-
-@pytest.mark.parametrize("name", [pytest.param("pyramid", marks=pytest.mark.slow), "deit3"])
-def test_an_exported_program_gives_the_same(name):
-    model, example, program = exported(name)
     assert not [n for n in program.graph.nodes if "linattn" in str(n.target)]
     for batch in (example, torch.cat([example, example.flip(0), example[:1]])):
         torch.testing.assert_close(program.module()(batch), model(batch), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,5 @@
-"""Lano: chances agree with enumeration, with another recogniser, and with the sentences that are drawn."""
+"""Lano: chances agree with enumeration and with the sentences that are drawn."""
 
-from functools import cache
 from itertools import product
 from math import log
 
@@ -23,24 +22,6 @@ def language(rules, symbol):
             chance = float(np.prod([chance for _, chance in parts])) / len(rules[symbol])
             found[sentence] = found.get(sentence, 0) + chance
     return found
-
-
-def recognised(rules, root, sentence):
-    """Where parts may end, from left to right."""
-
-    @cache
-    def ends(symbol, start):
-        if symbol not in rules:
-            return frozenset({start + 1} if start < len(sentence) and sentence[start] == symbol else ())
-        found = set()
-        for rule in rules[symbol]:
-            reached = {start}
-            for part in rule:
-                reached = {end for begin in reached for end in ends(part, begin)}
-            found |= reached
-        return frozenset(found)
-
-    return len(sentence) in ends(root, 0)
 
 
 def test_grammars_are_as_long_as_the_papers():
@@ -70,18 +51,15 @@ def test_chances_are_those_of_all_derivations():
 def test_drawn_sentences_are_valid_and_corrupted_ones_are_not(name, root):
     task, rng = text_task("lano", grammar=name, root=root), np.random.default_rng(0)
     symbols, of = random_sentences(rng, task.rules, 6)
-    rejected = tried = 0
+    rejected = 0
     for number in range(6):
         sentence = symbols[of == number].tolist()
         assert task.valid(sentence)
-        for _ in range(3):
-            place = int(rng.integers(len(sentence) - 1))
-            changed = [*sentence[:place], sentence[place] % 3 + 1, *sentence[place + 1 :]]
-            for wrong in (changed, sentence[:place] + sentence[place + 1 :], sentence[::-1]):
-                assert task.valid(wrong) == recognised(task.rules, root, wrong)
-                rejected += not task.valid(wrong)
-                tried += 1
-    assert rejected > 0.7 * tried
+        for place in rng.integers(len(sentence) - 1, size=6):
+            before, after = sentence[:place], sentence[place + 1 :]
+            rejected += not task.valid([*before, sentence[place] % 3 + 1, *after])
+            rejected += not task.valid(before + after)
+    assert rejected > 0.7 * 6 * 12
 
 
 def test_rules_are_chosen_alike():

@@ -51,10 +51,7 @@ def test_values_are_those_of_the_expressions():
 def test_left_parts_are_of_every_size_alike_and_synonyms_can_be_left_out():
     task = text_task("mano", operations=3, synonyms=False, length=11 * 40)
     rows = task.batch(0, 100).inputs.reshape(-1, 11).tolist()
-    counts = [0, 0, 0]
-    for row in rows:
-        left = value(task, row[3:])[1] // 2
-        counts[left] += 1
-    assert max(abs(count - 4000 / 3) for count in counts) < 4 * (4000 * 2 / 9) ** 0.5
+    sizes = [value(task, row[3:])[1] // 2 for row in rows]
+    assert max(abs(sizes.count(left) - 4000 / 3) for left in range(3)) < 4 * (4000 * 2 / 9) ** 0.5
     assert {row[0] for row in rows} == {task.first_mark}
     assert not torch.isin(torch.tensor(rows), torch.arange(26, 29)).any()

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from linattn.lab.tasks.synthetic import packed
-from linattn.lab.tasks.synthetic.packed import Words
 from linattn.lab.tasks.text import IGNORED, text_task
 from linattn.support.options import OptionError
 
@@ -54,24 +53,6 @@ def test_small_sizes_come_more_often_and_tests_have_the_largest():
     expected = 40_000 * chances / chances.sum()
     assert np.abs(counts - expected).max() < 5 * expected.max() ** 0.5
     assert set(task.sizes(np.random.default_rng(0), 9, False)) == {30}
-
-
-def test_names_differ_and_both_ways_to_draw_them_agree(monkeypatch):
-    words, sizes = Words(6, 1, 2), np.full(3000, 12)
-    lexicon = {tuple(row[: int(length)]) for row, length in zip(words.lexicon, words.lengths, strict=True)}
-    assert len(lexicon) == 6 + 36
-    assert all(word[-1] > 6 >= max([0, *word[:-1]]) for word in lexicon)
-    short = []
-    for draw in (words._by_clocks, words._by_draws):
-        found = draw(np.random.default_rng(1), sizes).reshape(3000, 12)
-        assert all(len(set(row)) == 12 for row in found.tolist())
-        short.append((words.lengths[found] == 1).sum(1))
-    error = (sum(s.var() for s in short) / 3000) ** 0.5
-    assert abs(short[0].mean() - short[1].mean()) < 4 * error
-    monkeypatch.setattr(packed, "enough", lambda _, largest: np.arange(largest + 1))  # draws run out
-    late = words._by_draws(np.random.default_rng(2), sizes).reshape(3000, 12)
-    assert all(len(set(row)) == 12 for row in late.tolist())
-    assert abs((words.lengths[late] == 1).sum(1).mean() - short[0].mean()) < 4 * error
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(drawn, "PART", 2)
 
 
-@pytest.fixture
-def draws(monkeypatch):
-    """How many sequences each call of ``draw`` was asked for, and at which the next one fails."""
-    asked, real = [], Mqar.draw
-
-    def draw(self, generator, count, train):
-        asked.append(count)
-        if len(asked) in draw.fails:
-            raise KeyboardInterrupt
-        return real(self, generator, count, train)
-
-    draw.fails = ()
-    draw.asked = asked
-    monkeypatch.setattr(Mqar, "draw", draw)
-    monkeypatch.setattr(drawn, "cpu_count", lambda: 1)  # one after another, so that the third is the third
-    return draw
-
-
 SMALL = {"vocab": 64, "length": 16, "pairs": 2, "train_examples": 21, "test_examples": 6}
 
 
@@ -58,17 +40,25 @@ def test_a_kept_set_is_the_drawn_one(name, tmp_path):
         assert same(next(kept.test_batches(6)), next(plain.test_batches(6)))
 
 
-def test_what_is_kept_is_not_drawn_again_and_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
-    draws.fails = (5,)  # in the second file
+def test_what_is_kept_is_not_drawn_again_and_a_stopped_set_loses_a_file_at_most(tmp_path, monkeypatch):
+    drawn_at_once, real = [], Mqar.draw
+
+    def draw(self, generator, count, train):
+        drawn_at_once.append(count)
+        if len(drawn_at_once) == 5:  # in the second file
+            raise KeyboardInterrupt
+        return real(self, generator, count, train)
+
+    monkeypatch.setattr(Mqar, "draw", draw)
+    monkeypatch.setattr(drawn, "cpu_count", lambda: 1)  # one after another, so that the fifth is the fifth
     with pytest.raises(KeyboardInterrupt):
         mqar(cache=str(tmp_path)).prepare(test=False)
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
-    draws.fails = ()
     # The first block tells the folder; then what the first file has not. Whole files serve larger sets.
     for size, asked in ((21, [4, 4, 4, 4, 1]), (21, [4]), (24, [4, 4, 4])):
-        draws.asked.clear()
+        before = len(drawn_at_once)
         mqar(cache=str(tmp_path), train_examples=size).prepare(test=False)
-        assert draws.asked == asked
+        assert drawn_at_once[before:] == asked
 
 
 def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -103,14 +93,3 @@ def test_a_damaged_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(OptionError, match=r"^cache: .*/8-8\.pt cannot be read .*: delete it$"):
         replace(task).prepare()
-
-
-def test_it_is_told_how_many_there_are():
-    told = []
-    task = mqar(train_examples=9, test_examples=5)
-    task.prepare(told.append, train=False)
-    assert told == [f"drawing the test set of mqar: {done} of 5 sequences" for done in (4, 5)]
-    task.prepare(told.append)
-    assert told[2:] == [f"drawing the train set of mqar: {done} of 9 sequences" for done in (4, 8, 9)]
-    task.prepare(told.append)
-    assert len(told) == 5
