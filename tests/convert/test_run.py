@@ -43,14 +43,13 @@ def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path, monke
     assert len(report.losses) == 6
     for curve in report.curves:
         assert curve.after < curve.before
-    from linattn.convert.evaluate.measures import perplexity
+    from linattn.convert.evaluate.measures import losses_of_windows, perplexity_of
     from linattn.convert.training.data import read_text
 
     held_out = read_text(text, Letters()).held_out
     qualities = [figures.quality for figures in report.stages]
-    assert qualities[0] == pytest.approx(
-        perplexity(llama(), [held_out[:64], held_out[192:256]], 64).perplexity, rel=1e-5
-    )
+    windows = losses_of_windows(llama(), [held_out[:64], held_out[192:256]], 64)
+    assert qualities[0] == pytest.approx(perplexity_of(windows)["perplexity"], rel=1e-5)
     assert qualities[1] != qualities[0]
 
     def stop(name, model):

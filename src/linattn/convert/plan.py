@@ -54,6 +54,7 @@ class LayerPlan(Config):
         units: what a linear weight is compared to, as in ``hybrid_attention``.
         mechanism: name of the mechanism.
         options: options of the mechanism.
+        impl, rotary, reduction: of vision models, see ``linattn.models.vision.convert``.
     """
 
     kind: Literal["hybrid", "mechanism"]
@@ -72,6 +73,9 @@ class LayerPlan(Config):
     units: Literal["row_max", "one"] = "row_max"
     mechanism: str | None = None
     options: dict[str, Any] = option({})
+    impl: str = "auto"
+    rotary: Literal["inputs", "features"] = "inputs"
+    reduction: Literal["keep", "drop"] = "keep"
 
     def check(self) -> None:
         if self.kind == "mechanism":
@@ -149,7 +153,8 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
     layers = range(len(shapes)) if layers is None else layers
     check_layers(layers, len(shapes))
     of_mechanism = method in ("features", "zeros_softmax")
-    allowed = [own.name for own in fields(LayerPlan) if own.name not in ("kind", "mechanism", "options")]
+    others = ("kind", "mechanism", "options", "impl", "rotary", "reduction")
+    allowed = [own.name for own in fields(LayerPlan) if own.name not in others]
     for name in () if of_mechanism else options:
         if name not in allowed:
             more = ", cost, clip, tolerance (of features that layers share)" if method == "dof" else ""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.convert.convert import Observation, Observer, linearized_layers, observing
-from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_eval, in_fp32, shared
+from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_fp32, in_stage, quiet, shared
 from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import model_digest
 from linattn.support.config import option
@@ -85,14 +85,12 @@ def transfer(
         ResumeError: the folder holds another run; says what differs.
         UnstableError: a loss is not finite; says where.
     """
-    if not linearized_layers(model):
-        raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
-    for layer in linearized_layers(model).values():
-        in_fp32(layer.core)
     around = {"batches": batches, "folder": folder, "progress": progress, "accelerator": accelerator}
-    with in_eval(model):
+    with in_stage(model):
+        for layer in linearized_layers(model).values():
+            in_fp32(layer.core).requires_grad_(True)
         run = _Transfer(model, options or TransferOptions(), held_out, **around)
-        with _learning(run.parts), _stopping(model, run.learn) as run.teacher:
+        with _stopping(model, run.learn) as run.teacher:
             return [LayerCurve(**curve) for curve in run.go({"cores": model_digest(run.parts)})["curves"]]
 
 
@@ -159,7 +157,7 @@ def transfer_errors(model: nn.Module, batches: Iterable[Batch]) -> dict[int, flo
         parts = torch.stack(output_error(layers[seen.layer_idx].core, seen)).double().sum(1)
         sums[seen.layer_idx] = sums.get(seen.layer_idx, 0) + parts
 
-    with in_eval(model) as device, _stopping(model, observe) as run:
+    with quiet(model) as device, _stopping(model, observe) as run:
         for batch in batches:
             run(shared(batch, device))
     return {number: float(sums[number][0] / sums[number][1]) for number in layers}
@@ -185,19 +183,6 @@ def _stopping(model: nn.Module, observe: Observer) -> Iterator[Callable[[Batch],
 
     with observing(model, look):
         yield run
-
-
-@contextmanager
-def _learning(cores: nn.Module) -> Iterator[None]:
-    """Let all parameters take gradients; on exit they are as they were."""
-    before = [(parameter, parameter.requires_grad) for parameter in cores.parameters()]
-    cores.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter, wanted in before:
-            parameter.requires_grad_(wanted)
-            parameter.grad = None
 
 
 def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linattn.convert.convert import linearized_layers
 from linattn.convert.evaluate.embeddings import Labelled, agreement, probe, sentence_vectors, sentences_of
-from linattn.convert.evaluate.measures import Perplexity, decoding, gain, perplexity, samples
+from linattn.convert.evaluate.measures import Windows, decoding, gain, losses_of_windows, perplexity_of, samples
 from linattn.convert.evaluate.needles import (
     HAYSTACKS,
     NOISE,
@@ -198,22 +198,21 @@ class Evaluator:
         """
         if not self.causal or not self.options.ablate or variants(model) == [FULL]:
             return None
-        figures: dict[str, tuple[list[Perplexity], list[dict[str, Any]]]] = {}
+        figures: dict[str, tuple[dict[int, Windows], list[dict[str, Any]]]] = {}
         for variant in variants(model):
             name = stage if variant == FULL else variant
             if variant != FULL:
                 self.tell(variant)
             with ablated(model, variant):
-                figures[variant] = self._perplexities(name, model), self._needles(name, model)
-        others = [(name, rows) for name, (_, rows) in figures.items() if name != FULL]
-        worth = [row for name, rows in others for row in needle_worth(name, figures[FULL][1], rows)]
-        for number, full in enumerate(figures[FULL][0]):
-            parts = [(name, windows[number]) for name, (windows, _) in figures.items() if name != FULL]
-            worth += [perplexity_worth(name, full, other) for name, other in parts]
-        shown = {
-            name: {"perplexity": [each.as_dict() for each in windows], "needle_by_length": by_length(rows)}
-            for name, (windows, rows) in figures.items()
-        }
+                figures[variant] = self._windows(name, model), self._needles(name, model)
+        shown = {name: shown_of(*both) for name, both in figures.items()}
+        full, full_rows = figures.pop(FULL)
+        worth = [row for name, (_, rows) in figures.items() for row in needle_worth(name, full_rows, rows)]
+        for length, windows in full.items():
+            worth += [
+                part_worth("perplexity", length, name, *gain(other[length], windows))
+                for name, (other, _) in figures.items()
+            ]
         return {"variants": shown, "worth": worth}
 
     def _figure(self, stage: str, figure: str, measure: Callable[[], Any]) -> Any:
@@ -224,29 +223,24 @@ class Evaluator:
         return self._known[stage, figure]
 
     def _language(self, stage: str, model: Any, full: bool) -> dict[str, Any]:
-        windows, rows = self._perplexities(stage, model), self._needles(stage, model)
-        figures: dict[str, Any] = {
-            "perplexity": [each.as_dict() for each in windows],
-            "needle": rows,
-            "needle_by_length": by_length(rows),
-        }
+        windows, rows = self._windows(stage, model), self._needles(stage, model)
+        figures: dict[str, Any] = {"needle": rows} | shown_of(windows, rows)
         if full:
             figures["decoding"] = self._figure(stage, "decoding", lambda: self._decoding(model))
             figures["samples"] = self._figure(stage, "samples", lambda: self._samples(model))
         return figures
 
-    def _perplexities(self, stage: str, model: Any) -> list[Perplexity]:
-        def measure(length: int) -> list[tuple[float, int]]:
-            rows = max(1, (self.options.batch_tokens or 1) // length)
-            result = perplexity(model, self._ids, length, windows=self.options.windows, batch_size=rows)
-            self.tell(f"perplexity {result.perplexity:.3f} on windows of {length:,} tokens")
-            return result.windows
+    def _windows(self, stage: str, model: Any) -> dict[int, Windows]:
+        """Losses of windows, by the length of the windows."""
 
-        results = []
-        for length in self.options.lengths or ():
-            windows = self._figure(stage, f"perplexity {length}", partial(measure, length))
-            results.append(Perplexity(length, [(nats, tokens) for nats, tokens in windows]))
-        return results
+        def measure(length: int) -> Windows:
+            rows = max(1, (self.options.batch_tokens or 1) // length)
+            windows = losses_of_windows(model, self._ids, length, windows=self.options.windows, batch_size=rows)
+            self.tell(f"perplexity {perplexity_of(windows)['perplexity']:.3f} on windows of {length:,} tokens")
+            return windows
+
+        lengths = self.options.lengths or ()
+        return {each: self._figure(stage, f"perplexity {each}", partial(measure, each)) for each in lengths}
 
     def _needles(self, stage: str, model: Any) -> list[dict[str, Any]]:
         options = self.options
@@ -330,9 +324,10 @@ def _windowed(model: Any) -> list[Any]:
     return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
 
 
-def perplexity_worth(name: str, full: Perplexity, other: Perplexity) -> dict[str, Any]:
-    """What a part adds: the full model's perplexity against that of a variant, over the windows that both saw."""
-    return _worth("perplexity", full.length, name, *gain(other, full))
+def shown_of(windows: Mapping[int, Windows], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Perplexities of each length of windows, and needles found."""
+    perplexities = [{"length": length} | perplexity_of(each) for length, each in windows.items()]
+    return {"perplexity": perplexities, "needle_by_length": by_length(rows)}
 
 
 def needle_worth(name: str, full: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -345,11 +340,11 @@ def needle_worth(name: str, full: list[dict[str, Any]], others: list[dict[str, A
         # A share of 0 or 1 would have no spread; its variance is taken to be that of half a text at least.
         shares = [(row["found"], row["count"]) for row in (one, other)]
         error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p, count in shares))
-        row = _worth("needle", one["length"], name, one["found"] - other["found"], error)
+        row = part_worth("needle", one["length"], name, one["found"] - other["found"], error)
         rows.append(row | {"haystack": one["haystack"]})
     return rows
 
 
-def _worth(figure: str, length: int, without: str, gained: float, error: float) -> dict[str, Any]:
+def part_worth(figure: str, length: int, without: str, gained: float, error: float) -> dict[str, Any]:
     counts = gained > ERRORS * error and gained > 0
     return {"figure": figure, "length": length, "without": without, "gain": gained, "error": error, "counts": counts}

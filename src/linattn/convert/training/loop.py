@@ -1,7 +1,7 @@
 """The loop of both stages. Each step depends only on the weights and its number, so a killed run can be resumed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from linattn.convert.convert import linearized_layers
 from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import RunFolder
 from linattn.support.config import Config, option
@@ -103,20 +104,17 @@ class StageRun(ABC):
         self.batches, self.progress, self.accelerator = batches, progress, accelerator
         self.files = None if folder is None else RunFolder(Path(folder))
         self.device = next(model.parameters()).device
+        names = {parameter: name for name, parameter in model.named_parameters()}
         # One kernel for all weights of a part: parts are small and many.
         fused = True if self.device.type == "cuda" else None
         self.optimizers = {
             name: AdamW(groups, lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
             for name, part in parts.items()
-            if (groups := _groups(self.trained(part), options.scale_factor))
+            if (groups := _groups(part, names, options.scale_factor))
         }
         self.steps = options.steps_of(options.length) if self.optimizers else 0
         self._losses: list[list[float]] = []  # of each step; those not yet read from the device wait
         self._waiting: list[Tensor] = []
-
-    def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        """Parameters of a part by name."""
-        return part.named_parameters()
 
     @abstractmethod
     def step(self) -> Tensor:
@@ -139,7 +137,7 @@ class StageRun(ABC):
         told: dict[str, Any] = getattr(self.batches, "fingerprint", dict)()
         processes = 1 if self.accelerator is None else self.accelerator.num_processes
         run = self.options.values(affecting=True) | {**identity, "batches": told, "processes": processes}
-        files, main, looked = self.files, is_main(self.accelerator), perf_counter()
+        files, main, looked, lr = self.files, is_main(self.accelerator), perf_counter(), self.options.lr
         if files is not None and main:
             files.remove_halves()  # of a run that was killed
         if files is not None and (finished := files.load_result(run)) is not None:
@@ -152,7 +150,12 @@ class StageRun(ABC):
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
         while self.done < self.steps:
-            self._one_step()
+            seed_step(self.options.seed, self.number, self.done)
+            rate = warmed_cosine(self.done, self.steps, max(1, self.steps // 20), lr, lr / 100)
+            for optimizer in self.optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * group["factor"]
+            self._waiting.append(self.step())
             if self.progress is not None and perf_counter() - looked > SECONDS_BETWEEN_LOOKS:
                 self.progress(self.done, self.steps, self.words(self.losses()[-1]))
                 looked = perf_counter()
@@ -193,21 +196,13 @@ class StageRun(ABC):
             self._losses.append(row)
         return self._losses
 
-    def _one_step(self) -> None:
-        seed_step(self.options.seed, self.number, self.done)
-        lr, steps = self.options.lr, self.steps
-        rate = warmed_cosine(self.done, steps, max(1, steps // 20), lr, lr / 100)
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["factor"]
-        self._waiting.append(self.step())
 
-
-def _groups(named: Iterable[tuple[str, nn.Parameter]], scale_factor: float) -> list[dict[str, Any]]:
+def _groups(part: nn.Module, names: Mapping[nn.Parameter, str], scale_factor: float) -> list[dict[str, Any]]:
     """Group parameters by the ``factor`` of their learning rate: scales learned as logarithms have their own."""
     found: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in named:
-        found.setdefault(scale_factor if name.rpartition(".")[2].startswith("log_") else 1.0, []).append(parameter)
+    for parameter in part.parameters():
+        is_scale = names[parameter].rpartition(".")[2].startswith("log_")
+        found.setdefault(scale_factor if is_scale else 1.0, []).append(parameter)
     return [{"params": found[own], "factor": own} for own in sorted(found, key=lambda own: own != 1.0)]
 
 
@@ -260,6 +255,21 @@ def in_eval(model: nn.Module) -> Iterator[torch.device]:
     finally:
         for module, training in before.items():
             module.training = training
+
+
+@contextmanager
+def in_stage(model: nn.Module) -> Iterator[None]:
+    """Eval mode of a converted model; on exit its own parameters take gradients as before, and hold none."""
+    if not linearized_layers(model):
+        raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with in_eval(model):
+            yield
+    finally:
+        for parameter, wanted in before:
+            parameter.requires_grad_(wanted)
+            parameter.grad = None
 
 
 @contextmanager

@@ -38,7 +38,7 @@ BOTH = ("steps", "tokens", "batch_size", "length", "recall_share", "lr")  # opti
 FIRST = {name: name for name in (*BOTH, "loss")}
 SECOND = {f"finetune_{name}": name for name in BOTH} | {
     name: name for name in ("rank", "alpha", "objective", "targets", "pooled_weight", "hidden_weight", "train_cores",
-                            "scale_factor", "accumulation")
+                            "scale_factor")
 }  # fmt: skip
 SHOWN = ("steps", "tokens", "length", "lr", "finetune_steps", "finetune_lr", "rank")  # on the first page of the help
 ALIKE = ("length", "recall_share")  # which the second stage has from the first, unless it is told otherwise
