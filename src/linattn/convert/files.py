@@ -22,8 +22,7 @@ CORE = ".core."  # part of the names of all new weights
 def save_linearized(model: Any, folder: str | Path) -> None:
     """Write a converted model; for a model of transformers, ``model.save_pretrained(folder)`` writes the same files.
 
-    A new folder appears complete or not at all. In an existing folder other files stay, and ``config.json`` is written
-    last.
+    Other files in the folder stay. ``config.json``, without which nothing is loaded, is written last.
     """
     need("saving a converted model", "safetensors")
     from safetensors.torch import save_file
@@ -35,8 +34,7 @@ def save_linearized(model: Any, folder: str | Path) -> None:
     for half in folder.parent.glob(f".{folder.name}-half-????????"):  # of a process that was killed
         shutil.rmtree(half, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-half-") as name:
-        new = Path(name) / "model"
-        new.mkdir()
+        new = Path(name)
         if hasattr(model, "save_pretrained"):
             model.save_pretrained(new)
         else:
@@ -47,9 +45,7 @@ def save_linearized(model: Any, folder: str | Path) -> None:
             except TypeError as error:
                 raise TypeError(f"{CONFIG} cannot hold what the model was made with: {error}") from error
             (new / CONFIG).write_text(text + "\n")
-        if not folder.exists():
-            os.rename(new, folder)
-            return
+        folder.mkdir(exist_ok=True)
         files = {file.name for file in new.iterdir()}
         for own in sorted(files, key=lambda own: own == CONFIG):
             os.replace(new / own, folder / own)

@@ -151,7 +151,11 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
     """
     check_choice("method", method, METHODS)
     layers = range(len(shapes)) if layers is None else layers
-    check_layers(layers, len(shapes))
+    numbers = layers if isinstance(layers, Sequence) else ()
+    whole = all(type(each) is int and 0 <= each < len(shapes) for each in numbers)
+    if not numbers or not whole or len(set(numbers)) < len(numbers):
+        most = len(shapes) - 1
+        raise ValueError(f"layers must be a list of different numbers from 0 to {most}, or None, got {layers!r}")
     of_mechanism = method in ("features", "zeros_softmax")
     others = ("kind", "mechanism", "options", "impl", "rotary", "reduction")
     allowed = [own.name for own in fields(LayerPlan) if own.name not in others]
@@ -161,14 +165,6 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
             raise ValueError(f"{name} is no option of method {method!r}; it takes {', '.join(allowed)}{more}")
     make = _mechanism_plan if of_mechanism else _hybrid_plan
     return Plan(method, {index: make(method, index, shapes[index], dict(options)) for index in layers})
-
-
-def check_layers(layers: object, count: int) -> None:
-    """Raise ValueError unless these are numbers of a model's layers, each given once."""
-    numbers = layers if isinstance(layers, Sequence) else ()
-    whole = all(type(each) is int and 0 <= each < count for each in numbers)
-    if not numbers or not whole or len(set(numbers)) < len(numbers):
-        raise ValueError(f"layers must be a list of different numbers from 0 to {count - 1}, or None, got {layers!r}")
 
 
 def _hybrid_plan(method: str, index: int, shape: LayerShape, options: dict[str, Any]) -> LayerPlan:

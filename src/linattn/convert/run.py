@@ -158,6 +158,8 @@ def linearize(
     find_adapter(model)  # an unknown family is refused before any text is read
     check_model(model)
     stages: list[StageOptions] = [stage for stage in (transfer, finetune) if stage is not None]
+    if text is None and batches is None:
+        transfer = finetune = None
     data = None
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)
@@ -165,22 +167,15 @@ def linearize(
         if any(stage.recall_share for stage in stages):
             raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
         data = Data(lambda _: batches, list(held_out), None)
-    if data is None:
-        transfer = finetune = None
-    else:
+    if data is not None:
         transfer, finetune = (None if stage is None else data.sized(stage) for stage in (transfer, finetune))
     tokens = [_tokens_of(stage) for stage in (transfer, finetune)]  # tokens without a length are refused
-    if finetune is not None:
-        need("fine-tuning", "peft")  # before the first stage takes its time
-        check_targets(model, finetune)
-        check_objective(model, finetune)
+    check_stages(model, method_options, transfer, finetune)
     if accelerator is not None:
         model.to(accelerator.device)
     begun, seed = perf_counter(), stages[0].seed if stages else 0
     probe = None if data is None else data.batches(data.sized(stages[0] if stages else TransferOptions()))
     chosen, degrees = _planned(model, method, layers, split, method_options, probe)
-    if transfer is not None:
-        check_loss(chosen, transfer)
     report = LinearizeReport(method, chosen.to_dict())
     if split is not None and degrees is not None:
         rows = [{"layer": i, "degrees": each.mean.tolist(), "std": each.std.tolist()} for i, each in degrees.items()]
@@ -267,32 +262,32 @@ def _tokens_of(stage: StageOptions | None) -> int | None:
     return stage.steps_of(stage.length) * stage.batch_size * (stage.length or 0)
 
 
-def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
-    """Raise unless each target names a projection in some layer."""
-    named = model.named_modules()
+def check_stages(
+    model: Any,
+    method_options: Mapping[str, Any],
+    transfer: TransferOptions | None,
+    finetune: FinetuneOptions | None,
+) -> None:
+    """Refuse, before the first stage takes its time, what does not go with the model or the method."""
+    # Rows are read off values that are unit vectors, as wide as T, which a gate is not.
+    if transfer is not None and transfer.loss == "cross_entropy" and method_options.get("gate"):
+        raise OptionError("loss", "must be mse for layers with a gate, got cross_entropy")
+    if finetune is None:
+        return
+    need("fine-tuning", "peft")
+    adapter, named = find_adapter(model), model.named_modules()
     known = {name.rpartition(".")[2] for name, module in named if getattr(module, "weight", None) is not None}
     for target in finetune.targets or ():
         if target not in known:
-            usual = ", ".join(find_adapter(model).projections)
+            usual = ", ".join(adapter.projections)
             raise OptionError("targets", f"must be names of the model's projections ({usual}, ...), got {target!r}")
-
-
-def check_objective(model: Any, finetune: FinetuneOptions) -> None:
-    """Refuse next-token losses for a model that is not a causal language model."""
-    causal = all(site.shape.causal for site in find_adapter(model).sites(model))
+    causal = all(site.shape.causal for site in adapter.sites(model))
     silent = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is None
     if finetune.objective != "distill" and (silent or not causal):
         kind = type(model).__name__
         raise OptionError(
             "objective", f"must be distill for {kind}, which is no causal language model, got {finetune.objective!r}"
         )
-
-
-def check_loss(plan: Plan, transfer: TransferOptions) -> None:
-    """Refuse the row loss with an output gate: rows are read off values that are unit vectors, as wide as T."""
-    gated = [index for index, layer in plan.layers.items() if layer.gate]
-    if transfer.loss == "cross_entropy" and gated:
-        raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")
 
 
 def paper_stages(method: str) -> dict[str, Any]:

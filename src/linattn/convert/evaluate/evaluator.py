@@ -35,7 +35,8 @@ LEAST_NEEDLE = 64  # fewest tokens of a text that hides a number
 GPU_TOKENS = 16384  # tokens at once: fewer do not fill a GPU, and more would take gigabytes of logits
 LONGEST_SENTENCE = 256
 PIECE, LONGEST_PIECE = 1024, 4096  # tokens read at a time before decoding: softmax has a mask of all pairs
-PROMPT_WORDS = 24  # of a text that the models continue
+PROMPTS, PROMPT_WORDS = 3, 24  # texts that the models continue, and how many words of them are given
+SENTENCES = 500  # whose vectors are compared
 FIGURES = "Evaluation"
 FULL, NO_LINEAR, NO_SALIENT = "as converted", "without the linear part", "without salient tokens"
 WINDOW = "window alone"
@@ -64,19 +65,12 @@ class EvaluationOptions(Config):
         choices=HAYSTACKS, group=FIGURES, rare=True,
     )  # fmt: skip
     needle_count: int = option(2, "Needles for each haystack, length and depth.", least=1, group=FIGURES, rare=True)
-    needle_digits: int = option(5, "Digits of the number.", least=1, hidden=True)
     contexts: tuple[int, ...] | None = option(
         None, "Lengths of the context after which decoding is timed, with commas, or none.", least=1, group=FIGURES,
         default_text="the model's own and beyond",
     )  # fmt: skip
     decode_steps: int = option(16, "Tokens that are decoded at each context.", least=2, hidden=True)
-    decode_seconds: float = option(120.0, "After this time no further context is begun.", least=0, hidden=True)
-    prompts: int = option(3, "Texts that the models continue.", least=0, hidden=True)
     new_tokens: int = option(60, "Tokens of each sample.", least=1, group=FIGURES, rare=True)
-    sentences: int = option(500, "Encoders: sentences whose vectors are compared.", least=1, hidden=True)
-    probe_texts: int | None = option(
-        None, "Texts of each class, at most.", least=1, group=FIGURES, rare=True, default_text="all"
-    )
     ablate: bool = option(True, "Measure with parts of the attention switched off too.", group=FIGURES, rare=True)
     batch_tokens: int | None = option(None, "Tokens that a causal model sees at once.", least=1, hidden=True)
     seed: int = option(0, "Seed of first weights, order and draws.", least=0)
@@ -158,7 +152,7 @@ class Evaluator:
         ids = pieces if pieces is not None else map(self._encode, self.texts) if causal else ()
         self._ids = list(ids)[: options.texts]
         self._haystacks = self._make_haystacks() if causal and self.options.needle_lengths else []
-        self._sentences = [] if causal else sentences_of(self.texts, options.sentences)
+        self._sentences = [] if causal else sentences_of(self.texts, SENTENCES)
         if not causal and not self._sentences:
             raise OptionError(
                 "eval_text",
@@ -173,7 +167,7 @@ class Evaluator:
     def _make_haystacks(self) -> list[Haystack]:
         """Raises OptionError where the texts are too short for a haystack, or a length is too short for its needle."""
         lengths = self.options.needle_lengths or ()
-        least = least_length(self._encode, self.options.needle_digits)
+        least = least_length(self._encode)
         if min(lengths) < least:
             raise OptionError(
                 "needle_lengths",
@@ -249,8 +243,7 @@ class Evaluator:
             key = haystack.name, length
             if key not in self._needle_texts:  # kept for all stages: making them takes longer than reading them
                 self._needle_texts[key] = needle_texts(
-                    self._encode, length, count=options.needle_count, digits=options.needle_digits, haystack=haystack,
-                    seed=options.seed,
+                    self._encode, length, count=options.needle_count, haystack=haystack, seed=options.seed,
                 )  # fmt: skip
             rows = needles_found(model, self._needle_texts[key], length, batch_tokens=options.batch_tokens or 1)
             share = 100 * by_length(rows)[0]["found"]
@@ -270,14 +263,13 @@ class Evaluator:
             text=[i for ids in self._ids for i in ids],
             steps=self.options.decode_steps,
             piece=min(max(self.options.batch_tokens or 1, PIECE), LONGEST_PIECE),
-            seconds=self.options.decode_seconds,
             progress=lambda row: self.tell(f"context {row['context']:,}: {row['tokens_per_second']:,.1f} tokens/s"),
         )
 
     def _samples(self, model: Any) -> list[dict[str, str]]:
         """The model continues the first words of the first texts that have more."""
         long = [words for text in self.texts if len(words := text.split()) > PROMPT_WORDS]
-        prompts = [" ".join(words[:PROMPT_WORDS]) for words in long[: self.options.prompts]]
+        prompts = [" ".join(words[:PROMPT_WORDS]) for words in long[:PROMPTS]]
         written = samples(model, self.tokenizer, prompts, max_new_tokens=self.options.new_tokens)
         return [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)]
 

@@ -152,7 +152,7 @@ def decoding(
     text: Sequence[int] | Tensor,
     steps: int,
     piece: int,
-    seconds: float = float("inf"),
+    seconds: float = 120.0,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Read one long sequence in pieces; at each context, stop and decode ``steps`` tokens greedily.
@@ -216,21 +216,16 @@ def bytes_of(holder: Any) -> int:
         48
     """
     storages: dict[int, int] = {}
-    seen: set[int] = set()
-    left = [holder]
+    seen, left = set[int](), [holder]
     while left:
         part = left.pop()
         if isinstance(part, Tensor):
             storage = part.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-        elif id(part) not in seen and not isinstance(part, type | str | bytes | torch.nn.Module):
+        elif id(part) not in seen and not isinstance(part, type | str | bytes | nn.Module):
             seen.add(id(part))
-            if isinstance(part, dict):
-                left += part.values()
-            elif isinstance(part, list | tuple | set):
-                left += part
-            elif hasattr(part, "__dict__"):
-                left += vars(part).values()
+            inside = part if isinstance(part, dict) else getattr(part, "__dict__", {})
+            left += part if isinstance(part, list | tuple | set) else inside.values()
     return sum(storages.values())
 
 
