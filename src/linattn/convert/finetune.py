@@ -90,8 +90,6 @@ def finetune(
     with in_stage(model), adapted_model(model, options) as adapted:
         run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress)
         losses: list[float] = run.go(identity)["losses"]
-        adapted.peft.merge_and_unload()
-        adapted.merged = True
     return losses
 
 
@@ -104,7 +102,7 @@ class Adapted:
 
         names = target_names(model, options.targets)
         config = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=names, lora_dropout=0.0)  # type: ignore[arg-type]
-        self.model, self.merged = model, False
+        self.model = model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)  # for one factor of each adapter; the other starts at 0
             self.peft: Any = get_peft_model(model, config)
@@ -115,35 +113,32 @@ class Adapted:
     def parameters(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
-    @contextmanager
-    def as_teacher(self) -> Iterator[None]:
-        self._switch("teacher")
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._switch("student")
-
-    def _switch(self, mode: Literal["teacher", "student"]) -> None:
+    def answer_as(self, mode: Literal["teacher", "student"], batch: Batch, **options: Any) -> Any:
+        """The model's output; of the teacher, without gradients."""
         # Layer by layer: peft's own way searches the whole model first, which takes longer than a layer's pass.
         set_mode(self.model, mode)
         for adapter in self._adapters:
             adapter.enable_adapters(mode == "student")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and mode == "student"):
+            return call(self.model, batch, **options)
 
 
 @contextmanager
 def adapted_model(model: nn.Module, options: FinetuneOptions) -> Iterator[Adapted]:
-    """The model with adapters. On exit these are gone: merged, or else the model is as before."""
+    """The model with adapters. On exit these are merged; after an error the model is as before."""
     cores = [layer.core for layer in linearized_layers(model).values()]
     before = [{name: value.detach().clone() for name, value in core.state_dict().items()} for core in cores]
     adapted = Adapted(model, options)
     try:
         yield adapted
+    except BaseException:
+        adapted.peft.unload()
+        for core, weights in zip(cores, before, strict=True):
+            core.load_state_dict(weights)
+        raise
     finally:
-        if not adapted.merged:
-            adapted.peft.unload()
-            for core, weights in zip(cores, before, strict=True):
-                core.load_state_dict(weights)
+        set_mode(model, "student")
+    adapted.peft.merge_and_unload()
 
 
 def target_names(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -179,11 +174,9 @@ class _Finetuning(StageRun):
     def _loss(self, batch: Batch) -> Tensor:
         options, mask = self.options, batch.get("attention_mask")
         if options.objective == "next_token":
-            return next_token_loss(call(self.model, batch).logits, batch["input_ids"], mask)
+            return next_token_loss(self.adapted.answer_as("student", batch).logits, batch["input_ids"], mask)
         more = {"output_hidden_states": True} if options.hidden_weight else {}
-        with self.adapted.as_teacher():
-            taught = call(self.model, batch, **more)
-        output = call(self.model, batch, **more)
+        taught, output = (self.adapted.answer_as(mode, batch, **more) for mode in ("teacher", "student"))
         (student, is_logits), (teacher, _) = answer_of(output), answer_of(taught)
         if is_logits:
             loss = answer_divergence(student, teacher, mask)

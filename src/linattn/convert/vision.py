@@ -71,10 +71,8 @@ class Planes:
     def __init__(self, model: nn.Module) -> None:
         hosts = (own for own in model.modules() if isinstance(getattr(own, "num_prefix_tokens", None), int))
         host: Any = next((own for own in hosts if hasattr(own, "patch_embed")), None)
-        self.patch_embed, self.num_prefix_tokens = (
-            getattr(host, "patch_embed", None),
-            getattr(host, "num_prefix_tokens", 0),
-        )
+        self.patch_embed = getattr(host, "patch_embed", None)
+        self.num_prefix_tokens = int(getattr(host, "num_prefix_tokens", 0))
         self.dynamic = bool(getattr(host, "dynamic_img_size", False))
         self.seen: dict[int, tuple[int, int]] = {}
 
