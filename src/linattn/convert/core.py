@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.convert.degrees.kernel import PositiveFeatures, log_features, scaled
 from linattn.convert.plan import LayerPlan, LayerShape
 from linattn.mechanisms.registry import create_mechanism
 from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_with_state
@@ -156,9 +157,7 @@ class RandomFeatures(nn.Module):
 
     def _logs(self, x: Tensor) -> Tensor:
         """Logarithms of the features of x ``(B, H_kv, G, T, D)``."""
-        y = x * x.shape[-1] ** -0.25
-        half = (self.log_alpha.to(y) - math.log(self.z.shape[1])) / 2
-        return y @ self.z.to(y).mT[:, None] - y.square().sum(-1, keepdim=True) / 2 + half[:, None, None]
+        return log_features(scaled(x), PositiveFeatures(self.z.unsqueeze(1), self.log_alpha.unsqueeze(1)))
 
 
 def both_signs(u: Tensor) -> Tensor:

@@ -68,6 +68,8 @@ class Planes:
     watched, since the same number of tokens may be 4 x 4 or 2 x 8. If tokens were dropped, there is no plane.
     """
 
+    patch_embed: Any
+
     def __init__(self, model: nn.Module) -> None:
         hosts = (own for own in model.modules() if isinstance(getattr(own, "num_prefix_tokens", None), int))
         host: Any = next((own for own in hosts if hasattr(own, "patch_embed")), None)
