@@ -17,7 +17,6 @@ from linattn.convert.finetune import (
     next_token_loss,
     relative_squares,
 )
-from linattn.support.options import OptionError
 
 OPTIONS = FinetuneOptions(steps=5, lr=1e-2, checkpoint_steps=2)
 IDS = held_out()[0]["input_ids"]
@@ -73,14 +72,13 @@ def test_scales_of_cores_learn_at_a_rate_of_their_own():
 
 def test_the_losses_are_those_of_the_teacher_and_of_the_text():
     first = {}
-    for objective in ("distill", "next_token", "mix"):
-        options = FinetuneOptions(steps=1, objective=objective, distill_weight=0.25)
+    for objective in ("distill", "next_token"):
+        options = FinetuneOptions(steps=1, objective=objective)
         first[objective] = finetune(llama("lolcats"), one_batch, options)[0]
     with torch.no_grad():
         logits = llama("lolcats")(IDS).logits
     assert first["distill"] == pytest.approx(divergence(llama("lolcats")), rel=1e-5)
     assert first["next_token"] == pytest.approx(float(next_token_loss(logits, IDS, None)), rel=1e-5)
-    assert first["mix"] == pytest.approx(0.25 * first["distill"] + 0.75 * first["next_token"], rel=1e-5)
 
 
 def test_a_run_that_was_stopped_ends_in_the_same_weights(tmp_path):
@@ -111,14 +109,6 @@ def test_cores_learn_where_they_may_and_come_back_when_it_is_stopped():
     assert not torch.equal(weights(model)[name], before[name])
 
 
-def test_a_step_in_parts_is_the_same_step():
-    models = [llama("lolcats"), llama("lolcats")]
-    for model, parts in zip(models, (1, 2), strict=True):
-        finetune(model, Counted(rows=4), FinetuneOptions(steps=2, lr=1e-2, batch_size=4, accumulation=parts))
-    for name, value in weights(models[0]).items():
-        torch.testing.assert_close(weights(models[1])[name], value, rtol=1e-3, atol=2e-5)
-
-
 def test_an_encoder_learns_the_hidden_states_of_its_teacher_and_padding_does_not_count():
     from transformers import BertConfig, BertModel
 
@@ -142,8 +132,6 @@ def test_an_encoder_learns_the_hidden_states_of_its_teacher_and_padding_does_not
     losses = finetune(model, lambda step: batch, FinetuneOptions(steps=10, lr=1e-2))
     assert losses[0] == pytest.approx(start, rel=1e-4)
     assert distance() < 0.8 * start
-    with pytest.raises(OptionError, match="next_token needs a language model"):
-        finetune(model, lambda step: batch, FinetuneOptions(steps=1, objective="next_token"))
 
 
 def test_hidden_states_after_every_layer_are_distilled_where_asked_for():
@@ -205,7 +193,6 @@ def test_the_teacher_has_no_adapters_and_the_student_has_them_again():
         for parameter in learned.values():
             parameter.add_(0.3)
         student = model(IDS).logits
-        with adapted.as_teacher():
-            assert torch.equal(model(IDS).logits, llama()(IDS).logits)
-        assert torch.equal(model(IDS).logits, student)
+        assert torch.equal(adapted.answer_as("teacher", one_batch(0)).logits, llama()(IDS).logits)
+        assert torch.equal(adapted.answer_as("student", one_batch(0)).logits, student)
         assert adapted.parameters().keys() == learned.keys()

@@ -26,15 +26,15 @@ def llama(method=None, dtype=torch.float32, num_hidden_layers=2, **options):
 
 
 class Counted:
-    """Random tokens by step; counts its calls, and raises ``error`` when asked for step ``stop``."""
+    """Random tokens by step; counts its calls, and is interrupted when asked for step ``stop``."""
 
-    def __init__(self, rows=2, stop=None, error=KeyboardInterrupt):
-        self.rows, self.stop, self.error, self.asked = rows, stop, error, []
+    def __init__(self, rows=2, stop=None):
+        self.rows, self.stop, self.asked = rows, stop, []
 
     def __call__(self, step):
         self.asked.append(step)
         if step == self.stop:
-            raise self.error
+            raise KeyboardInterrupt
         return {"input_ids": torch.randint(32, (self.rows, LENGTH), generator=torch.Generator().manual_seed(step))}
 
 

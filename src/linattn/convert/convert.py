@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linattn.convert.adapters.families import Adapter, Site, convertible_sites, find_adapter
 from linattn.convert.core import Core, build_core
-from linattn.convert.plan import Plan, check_layers, plan
+from linattn.convert.plan import Plan, plan
 from linattn.ops.hybrid.decoding import NEWEST_REAL
 from linattn.support.offloading import is_offloaded, weights_here
 
@@ -182,11 +182,10 @@ def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = 
         [0, 1]
     """
     found, sites = convertible_sites(model), find_adapter(model).sites(model)
-    layers = list(found) if layers is None else layers
-    check_layers(layers, len(sites))
-    for index in layers:
+    made = plan(method, [site.shape for site in sites], layers=list(found) if layers is None else layers, **options)
+    for index in made.layers:
         _check_convertible(sites[index])
-    return plan(method, [site.shape for site in sites], layers=layers, **options)
+    return made
 
 
 def check_model(model: nn.Module) -> None:

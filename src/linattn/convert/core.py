@@ -7,12 +7,13 @@ keys have separate maps, except with random features, which approximate a single
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.convert.degrees.kernel import PositiveFeatures, log_features, scaled
 from linattn.convert.plan import LayerPlan, LayerShape
 from linattn.mechanisms.registry import create_mechanism
 from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_with_state
@@ -31,16 +32,16 @@ LARGEST_EXPONENT = 40.0  # of each of two factors, so that their product stays f
 class HeadMap(nn.Module, ABC):
     """Base of the learned maps: weights ``W (H, D, F)``, uniform in ``+-D^-0.5`` as in a linear layer."""
 
+    identity: Literal["", "square", "always"] = ""  # when W starts as the identity instead
+
     def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_heads, head_dim, feature_dim))
         nn.init.uniform_(self.weight, -(head_dim**-0.5), head_dim**-0.5)
-
-    def start_at_identity(self) -> None:
-        """Let the first columns pass the channels on; further columns, if any, stay as they are."""
-        with torch.no_grad():
-            D, width = self.weight.shape[1:]
-            self.weight[..., : min(D, width)] = torch.eye(D, width)[:, : min(D, width)]
+        if self.identity == "always" or (self.identity == "square" and head_dim == feature_dim):
+            with torch.no_grad():  # the first columns pass the channels on
+                width = min(head_dim, feature_dim)
+                self.weight[..., :width] = torch.eye(head_dim, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x, *self.parameters())
@@ -62,9 +63,7 @@ class NPMap(HeadMap):
     ``phi(x) = [softmax(u), softmax(-u)]``, ``u = |x| x W / |x W|``; W starts as the identity: u starts as x.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
-        super().__init__(num_heads, head_dim, feature_dim)
-        self.start_at_identity()
+    identity = "always"
 
     def mapped(self, x: Tensor, weight: Tensor, *more: Tensor) -> Tensor:
         return both_signs(F.normalize(x @ weight, dim=-1) * torch.linalg.vector_norm(x, dim=-1, keepdim=True))
@@ -77,10 +76,7 @@ class HedgehogMap(HeadMap):
     uniform in ``+-(6 / (D F))^0.5``: 0.027 for D = 128 and F = 64, where this map has 0.088.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
-        super().__init__(num_heads, head_dim, feature_dim)
-        if head_dim == feature_dim:
-            self.start_at_identity()
+    identity = "square"
 
     def mapped(self, x: Tensor, weight: Tensor, *more: Tensor) -> Tensor:
         return both_signs(x @ weight)
@@ -161,9 +157,7 @@ class RandomFeatures(nn.Module):
 
     def _logs(self, x: Tensor) -> Tensor:
         """Logarithms of the features of x ``(B, H_kv, G, T, D)``."""
-        y = x * x.shape[-1] ** -0.25
-        half = (self.log_alpha.to(y) - math.log(self.z.shape[1])) / 2
-        return y @ self.z.to(y).mT[:, None] - y.square().sum(-1, keepdim=True) / 2 + half[:, None, None]
+        return log_features(scaled(x), PositiveFeatures(self.z.unsqueeze(1), self.log_alpha.unsqueeze(1)))
 
 
 def both_signs(u: Tensor) -> Tensor:

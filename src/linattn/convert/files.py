@@ -17,14 +17,12 @@ from linattn.support.extras import need
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PLAN = "linearize"  # key of the plan in a config
 CORE = ".core."  # part of the names of all new weights
-ELSEWHERE = "not_in_this_file"  # names of timm's arguments that JSON cannot hold
 
 
 def save_linearized(model: Any, folder: str | Path) -> None:
     """Write a converted model; for a model of transformers, ``model.save_pretrained(folder)`` writes the same files.
 
-    A new folder appears complete or not at all. In an existing folder other files stay, and ``config.json`` is written
-    last.
+    Other files in the folder stay. ``config.json``, without which nothing is loaded, is written last.
     """
     need("saving a converted model", "safetensors")
     from safetensors.torch import save_file
@@ -36,17 +34,18 @@ def save_linearized(model: Any, folder: str | Path) -> None:
     for half in folder.parent.glob(f".{folder.name}-half-????????"):  # of a process that was killed
         shutil.rmtree(half, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-half-") as name:
-        new = Path(name) / "model"
-        new.mkdir()
+        new = Path(name)
         if hasattr(model, "save_pretrained"):
             model.save_pretrained(new)
         else:
             config = timm_config(model) | {PLAN: model.linearize_plan.to_dict()}
             save_file({name: x.contiguous() for name, x in model.state_dict().items()}, new / WEIGHTS)
-            (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        if not folder.exists():
-            os.rename(new, folder)
-            return
+            try:
+                text = json.dumps(config, indent=2)
+            except TypeError as error:
+                raise TypeError(f"{CONFIG} cannot hold what the model was made with: {error}") from error
+            (new / CONFIG).write_text(text + "\n")
+        folder.mkdir(exist_ok=True)
         files = {file.name for file in new.iterdir()}
         for own in sorted(files, key=lambda own: own == CONFIG):
             os.replace(new / own, folder / own)
@@ -86,7 +85,7 @@ def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
     plan = Plan.from_dict(config[PLAN])
     tensors = {name: x for file in sorted(folder.glob("model*.safetensors")) for name, x in load_file(file).items()}
     if "model_type" not in config:
-        return _load_timm(folder, config, plan, tensors, kwargs)
+        return _load_timm(config, plan, tensors, kwargs)
     model, unexpected = _load_transformers(folder, config, kwargs)
     convert(model, plan)
     cores = {name for name in model.state_dict() if CORE in name}
@@ -156,43 +155,18 @@ def timm_config(model: Any) -> dict[str, Any]:
         config["pretrained_cfg"] = {"tag": source["tag"]}  # the tag says how pictures are prepared
     arguments = {**arguments, "global_pool": model.global_pool, "img_size": list(model.patch_embed.img_size)}
     arguments.pop("num_classes", None)
-    config["model_args"] = {name: x for name, x in arguments.items() if _in_json(x)}
-    config[ELSEWHERE] = sorted(arguments.keys() - config["model_args"].keys())
-    return config
+    return config | {"model_args": arguments}
 
 
-def _load_timm(
-    folder: Path, config: dict[str, Any], plan: Plan, tensors: dict[str, Tensor], given: dict[str, Any]
-) -> Any:
+def _load_timm(config: dict[str, Any], plan: Plan, tensors: dict[str, Tensor], given: dict[str, Any]) -> Any:
     """Load the model of a folder; arguments that are ``given`` take precedence over those of the file."""
     need("loading a converted model of timm", "timm")
     import timm
 
-    for name in config[ELSEWHERE]:
-        if name not in given:
-            raise ValueError(
-                f"the model in {folder} was made with {name}, which its file cannot hold: give it to "
-                f"load_linearized(folder, {name}=...) as it was given to timm.create_model"
-            )
     name, tag = config["architecture"], config.get("pretrained_cfg", {}).get("tag")
     if tag and timm.get_pretrained_cfg(f"{name}.{tag}", allow_unregistered=False) is not None:
         name = f"{name}.{tag}"
     model = timm.create_model(name, **{"num_classes": config["num_classes"], **config["model_args"], **given})
     convert(model, plan)
-    file, own = ({name: tuple(x.shape) for name, x in each.items()} for each in (tensors, model.state_dict()))
-    if wrong := [name for name in {**own, **file} if file.get(name) != own.get(name)]:
-        has, wants = (each.get(wrong[0], "none") for each in (file, own))
-        raise ValueError(
-            f"the weights in {folder} do not fit timm's {config['architecture']}: {wrong[0]} is {has} in the file and "
-            f"{wants} in the model. Give load_linearized(folder, ...) the arguments that the model was made with"
-        )
     model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # copied as in _load_cores
     return model.eval()
-
-
-def _in_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -3,12 +3,12 @@
 The teacher is the same model with softmax in place of the cores and the adapters switched off.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from linattn.convert.convert import linearized_layers, set_mode
-from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_eval, in_fp32
+from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_fp32, in_stage
 from linattn.convert.transfer import real_mean, wide
 from linattn.support.checkpoint import model_digest
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError
 from linattn.support.progress import Report
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 IGNORED = -100
 MOST_LOGITS = 2**27  # logits converted to fp32 at once: 512 MiB
@@ -37,7 +34,7 @@ class FinetuneOptions(StageOptions):
     """Options for training the low-rank adapters.
 
     ``objective``: ``"distill"`` matches the teacher's distribution over tokens (for an encoder without a head, its last
-    hidden states), ``"next_token"`` predicts the text itself, ``"mix"`` does both.
+    hidden states), ``"next_token"`` predicts the text itself.
 
     Example:
         >>> FinetuneOptions(rank=0)
@@ -54,10 +51,9 @@ class FinetuneOptions(StageOptions):
     targets: tuple[str, ...] | None = option(
         None, "Names of the projections that get adapters.", default_text="those of the attention"
     )
-    objective: Literal["distill", "next_token", "mix"] = option(
-        "distill", "Match the teacher's answers, predict the text itself, or both."
+    objective: Literal["distill", "next_token"] = option(
+        "distill", "Match the teacher's answers, or predict the text itself."
     )
-    distill_weight: float = option(0.5, "Weight of the teacher's part in mix.", least=0, most=1)
     pooled_weight: float = option(
         1.0, "For an encoder without a head: weight of the mean over tokens in distill, beside each token.", least=0
     )
@@ -65,17 +61,12 @@ class FinetuneOptions(StageOptions):
         0.0, "Weight of the hidden states after every layer, distilled beside the teacher's answer.", least=0
     )
     train_cores: bool = option(False, "Also train what stage 1 has trained, its scales faster by scale_factor.")
-    accumulation: int = option(
-        1, "Into how many parts a step's sequences are split, one after another: less memory, the same step.", least=1
-    )
 
     def check(self) -> None:
         if self.targets == ():
             raise OptionError("targets", "must be names in a tuple, or None, got ()")
         if self.hidden_weight and self.objective == "next_token":
-            raise OptionError("hidden_weight", "needs a teacher: objective must be distill or mix, got next_token")
-        if self.batch_size % self.accumulation:
-            raise OptionError("accumulation", f"must divide batch_size = {self.batch_size}, got {self.accumulation}")
+            raise OptionError("hidden_weight", "needs a teacher: objective must be distill, got next_token")
 
 
 def finetune(
@@ -85,7 +76,6 @@ def finetune(
     folder: Path | None = None,
     *,
     progress: Report | None = None,
-    accelerator: "Accelerator | None" = None,
 ) -> list[float]:
     """Train adapters on a converted model and merge them, which leaves a plain converted model with new weights.
 
@@ -96,14 +86,10 @@ def finetune(
     """
     need("fine-tuning", "peft")
     options = options or FinetuneOptions()
-    if not linearized_layers(model):
-        raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
     identity = {"model": model_digest(model), "weights": weights_digest(model)}
-    with in_eval(model), adapted_model(model, options) as adapted:
-        run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress, accelerator=accelerator)
+    with in_stage(model), adapted_model(model, options) as adapted:
+        run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress)
         losses: list[float] = run.go(identity)["losses"]
-        adapted.peft.merge_and_unload()
-        adapted.merged = True
     return losses
 
 
@@ -116,7 +102,7 @@ class Adapted:
 
         names = target_names(model, options.targets)
         config = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=names, lora_dropout=0.0)  # type: ignore[arg-type]
-        self.model, self.merged = model, False
+        self.model = model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)  # for one factor of each adapter; the other starts at 0
             self.peft: Any = get_peft_model(model, config)
@@ -127,39 +113,32 @@ class Adapted:
     def parameters(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
-    @contextmanager
-    def as_teacher(self) -> Iterator[None]:
-        self._switch("teacher")
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._switch("student")
-
-    def _switch(self, mode: Literal["teacher", "student"]) -> None:
+    def answer_as(self, mode: Literal["teacher", "student"], batch: Batch, **options: Any) -> Any:
+        """The model's output; of the teacher, without gradients."""
         # Layer by layer: peft's own way searches the whole model first, which takes longer than a layer's pass.
         set_mode(self.model, mode)
         for adapter in self._adapters:
             adapter.enable_adapters(mode == "student")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and mode == "student"):
+            return call(self.model, batch, **options)
 
 
 @contextmanager
 def adapted_model(model: nn.Module, options: FinetuneOptions) -> Iterator[Adapted]:
-    """The model with adapters. On exit these are gone: merged, or else the model is as before."""
-    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    """The model with adapters. On exit these are merged; after an error the model is as before."""
     cores = [layer.core for layer in linearized_layers(model).values()]
     before = [{name: value.detach().clone() for name, value in core.state_dict().items()} for core in cores]
     adapted = Adapted(model, options)
     try:
         yield adapted
+    except BaseException:
+        adapted.peft.unload()
+        for core, weights in zip(cores, before, strict=True):
+            core.load_state_dict(weights)
+        raise
     finally:
-        if not adapted.merged:
-            adapted.peft.unload()
-            for core, weights in zip(cores, before, strict=True):
-                core.load_state_dict(weights)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(wanted[name])
-            parameter.grad = None
+        set_mode(model, "student")
+    adapted.peft.merge_and_unload()
 
 
 def target_names(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -186,42 +165,23 @@ class _Finetuning(StageRun):
         parts = {"adapters": nn.ParameterList(adapted.parameters().values())}
         super().__init__(adapted.model, parts, options, **more)
 
-    def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        return self.adapted.parameters().items()
-
     def step(self) -> Tensor:
-        batch, count, total = self.batch(), self.options.accumulation, torch.zeros((), device=self.device)
-        rows = len(next(iter(batch.values())))
-        if rows % count:
-            raise OptionError("accumulation", f"must divide the {rows} rows of a batch, got {count}")
-        for first in range(0, rows, rows // count):
-            part = {name: value[first : first + rows // count] for name, value in batch.items()}
-            loss = self._loss(part) / count
-            loss.backward()
-            total += loss.detach()
+        loss = self._loss(self.batch())
+        loss.backward()
         self.update("adapters")
-        return total[None]
+        return loss.detach()[None]
 
     def _loss(self, batch: Batch) -> Tensor:
         options, mask = self.options, batch.get("attention_mask")
-        weight = {"distill": 1.0, "next_token": 0.0, "mix": options.distill_weight}[options.objective]
+        if options.objective == "next_token":
+            return next_token_loss(self.adapted.answer_as("student", batch).logits, batch["input_ids"], mask)
         more = {"output_hidden_states": True} if options.hidden_weight else {}
-        if weight > 0:
-            with self.adapted.as_teacher():
-                taught = call(self.model, batch, **more)
-        output = call(self.model, batch, **more)
-        student, is_logits = answer_of(output)
-        loss = torch.zeros((), device=student.device)
-        if weight < 1:
-            if not is_logits or "input_ids" not in batch:
-                raise OptionError("objective", "next_token needs a language model with logits; use distill")
-            loss = loss + (1 - weight) * next_token_loss(student, batch["input_ids"], mask)
-        if weight > 0:
-            teacher, _ = answer_of(taught)
-            if is_logits:
-                loss = loss + weight * answer_divergence(student, teacher, mask)
-            else:
-                loss = loss + weight * hidden_distance(student, teacher, mask, options.pooled_weight)
+        taught, output = (self.adapted.answer_as(mode, batch, **more) for mode in ("teacher", "student"))
+        (student, is_logits), (teacher, _) = answer_of(output), answer_of(taught)
+        if is_logits:
+            loss = answer_divergence(student, teacher, mask)
+        else:
+            loss = hidden_distance(student, teacher, mask, options.pooled_weight)
         if more:  # the first hidden states are the embeddings, which student and teacher share
             pairs = zip(output.hidden_states[1:], taught.hidden_states[1:], strict=True)
             squares = [relative_squares(*pair, mask) for pair in pairs]

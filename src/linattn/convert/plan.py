@@ -54,6 +54,7 @@ class LayerPlan(Config):
         units: what a linear weight is compared to, as in ``hybrid_attention``.
         mechanism: name of the mechanism.
         options: options of the mechanism.
+        impl, rotary, reduction: of vision models, see ``linattn.models.vision.convert``.
     """
 
     kind: Literal["hybrid", "mechanism"]
@@ -72,6 +73,9 @@ class LayerPlan(Config):
     units: Literal["row_max", "one"] = "row_max"
     mechanism: str | None = None
     options: dict[str, Any] = option({})
+    impl: str = "auto"
+    rotary: Literal["inputs", "features"] = "inputs"
+    reduction: Literal["keep", "drop"] = "keep"
 
     def check(self) -> None:
         if self.kind == "mechanism":
@@ -147,23 +151,20 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
     """
     check_choice("method", method, METHODS)
     layers = range(len(shapes)) if layers is None else layers
-    check_layers(layers, len(shapes))
+    numbers = layers if isinstance(layers, Sequence) else ()
+    whole = all(type(each) is int and 0 <= each < len(shapes) for each in numbers)
+    if not numbers or not whole or len(set(numbers)) < len(numbers):
+        most = len(shapes) - 1
+        raise ValueError(f"layers must be a list of different numbers from 0 to {most}, or None, got {layers!r}")
     of_mechanism = method in ("features", "zeros_softmax")
-    allowed = [own.name for own in fields(LayerPlan) if own.name not in ("kind", "mechanism", "options")]
+    others = ("kind", "mechanism", "options", "impl", "rotary", "reduction")
+    allowed = [own.name for own in fields(LayerPlan) if own.name not in others]
     for name in () if of_mechanism else options:
         if name not in allowed:
             more = ", cost, clip, tolerance (of features that layers share)" if method == "dof" else ""
             raise ValueError(f"{name} is no option of method {method!r}; it takes {', '.join(allowed)}{more}")
     make = _mechanism_plan if of_mechanism else _hybrid_plan
     return Plan(method, {index: make(method, index, shapes[index], dict(options)) for index in layers})
-
-
-def check_layers(layers: object, count: int) -> None:
-    """Raise ValueError unless these are numbers of a model's layers, each given once."""
-    numbers = layers if isinstance(layers, Sequence) else ()
-    whole = all(type(each) is int and 0 <= each < count for each in numbers)
-    if not numbers or not whole or len(set(numbers)) < len(numbers):
-        raise ValueError(f"layers must be a list of different numbers from 0 to {count - 1}, or None, got {layers!r}")
 
 
 def _hybrid_plan(method: str, index: int, shape: LayerShape, options: dict[str, Any]) -> LayerPlan:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.finetune import finetune as learn_adapters
 from linattn.convert.plan import Plan
 from linattn.convert.training.data import Data, Source
-from linattn.convert.training.loop import Batch, Batches, StageOptions, is_main
+from linattn.convert.training.loop import Batch, Batches, StageOptions
 from linattn.convert.transfer import LayerCurve, TransferOptions
 from linattn.convert.transfer import transfer as learn_attention
 from linattn.support.config import Config, option
@@ -25,9 +25,6 @@ from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder, check_option
 from linattn.support.progress import reported
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 OnStage = Callable[[str, nn.Module], None]
 
@@ -112,7 +109,6 @@ def linearize(
     layers: Sequence[int] | None = None,
     progress: bool = False,
     on_stage: OnStage | None = None,
-    accelerator: "Accelerator | None" = None,
     **method_options: Any,
 ) -> Any:
     """Replace the attention of a pretrained model in place, and train the new parts on text.
@@ -133,7 +129,6 @@ def linearize(
         progress: show a bar.
         on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model, whose
             ``linearize_report`` holds what is known so far.
-        accelerator: of accelerate, for other devices and several processes.
         method_options: fields of ``linattn.convert.plan.LayerPlan`` that differ from the method's own. The method
             ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of :class:`Split`: ``cost``,
             the mean number of features, ``clip`` and ``tolerance``.
@@ -158,6 +153,8 @@ def linearize(
     find_adapter(model)  # an unknown family is refused before any text is read
     check_model(model)
     stages: list[StageOptions] = [stage for stage in (transfer, finetune) if stage is not None]
+    if text is None and batches is None:
+        transfer = finetune = None
     data = None
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)
@@ -165,22 +162,13 @@ def linearize(
         if any(stage.recall_share for stage in stages):
             raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
         data = Data(lambda _: batches, list(held_out), None)
-    if data is None:
-        transfer = finetune = None
-    else:
+    if data is not None:
         transfer, finetune = (None if stage is None else data.sized(stage) for stage in (transfer, finetune))
     tokens = [_tokens_of(stage) for stage in (transfer, finetune)]  # tokens without a length are refused
-    if finetune is not None:
-        need("fine-tuning", "peft")  # before the first stage takes its time
-        check_targets(model, finetune)
-        check_objective(model, finetune)
-    if accelerator is not None:
-        model.to(accelerator.device)
+    check_stages(model, method_options, transfer, finetune)
     begun, seed = perf_counter(), stages[0].seed if stages else 0
     probe = None if data is None else data.batches(data.sized(stages[0] if stages else TransferOptions()))
     chosen, degrees = _planned(model, method, layers, split, method_options, probe)
-    if transfer is not None:
-        check_loss(chosen, transfer)
     report = LinearizeReport(method, chosen.to_dict())
     if split is not None and degrees is not None:
         rows = [{"layer": i, "degrees": each.mean.tolist(), "std": each.std.tolist()} for i, each in degrees.items()]
@@ -194,7 +182,7 @@ def linearize(
         seconds = perf_counter() - begun
         figure = None if quality is None else quality.of(model)
         report.stages.append(StageFigures(name, figure, seconds, tokens))
-        if folder is not None and is_main(accelerator):
+        if folder is not None:
             write_json(Path(folder) / "linearize_report.json", report.as_dict())
         model.linearize_report = report
         if on_stage is not None:
@@ -210,9 +198,9 @@ def linearize(
     done("converted")
 
     def train(name: str, learn: Callable[..., Any], stage: StageOptions, source: Data, **more: Any) -> Any:
-        with reported(name, hidden=not (progress and is_main(accelerator))) as bar:
+        with reported(name, hidden=not progress) as bar:
             place = None if folder is None else Path(folder) / name
-            return learn(model, source.batches(stage), stage, place, progress=bar, accelerator=accelerator, **more)
+            return learn(model, source.batches(stage), stage, place, progress=bar, **more)
 
     if data is not None and transfer is not None:
         report.curves = train("transfer", learn_attention, transfer, data, held_out=data.held_out)
@@ -267,32 +255,32 @@ def _tokens_of(stage: StageOptions | None) -> int | None:
     return stage.steps_of(stage.length) * stage.batch_size * (stage.length or 0)
 
 
-def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
-    """Raise unless each target names a projection in some layer."""
-    named = model.named_modules()
+def check_stages(
+    model: Any,
+    method_options: Mapping[str, Any],
+    transfer: TransferOptions | None,
+    finetune: FinetuneOptions | None,
+) -> None:
+    """Refuse, before the first stage takes its time, what does not go with the model or the method."""
+    # Rows are read off values that are unit vectors, as wide as T, which a gate is not.
+    if transfer is not None and transfer.loss == "cross_entropy" and method_options.get("gate"):
+        raise OptionError("loss", "must be mse for layers with a gate, got cross_entropy")
+    if finetune is None:
+        return
+    need("fine-tuning", "peft")
+    adapter, named = find_adapter(model), model.named_modules()
     known = {name.rpartition(".")[2] for name, module in named if getattr(module, "weight", None) is not None}
     for target in finetune.targets or ():
         if target not in known:
-            usual = ", ".join(find_adapter(model).projections)
+            usual = ", ".join(adapter.projections)
             raise OptionError("targets", f"must be names of the model's projections ({usual}, ...), got {target!r}")
-
-
-def check_objective(model: Any, finetune: FinetuneOptions) -> None:
-    """Refuse next-token losses for a model that is not a causal language model."""
-    causal = all(site.shape.causal for site in find_adapter(model).sites(model))
+    causal = all(site.shape.causal for site in adapter.sites(model))
     silent = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is None
     if finetune.objective != "distill" and (silent or not causal):
         kind = type(model).__name__
         raise OptionError(
             "objective", f"must be distill for {kind}, which is no causal language model, got {finetune.objective!r}"
         )
-
-
-def check_loss(plan: Plan, transfer: TransferOptions) -> None:
-    """Refuse the row loss with an output gate: rows are read off values that are unit vectors, as wide as T."""
-    gated = [index for index, layer in plan.layers.items() if layer.gate]
-    if transfer.loss == "cross_entropy" and gated:
-        raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")
 
 
 def paper_stages(method: str) -> dict[str, Any]:

@@ -9,20 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from linattn.convert.convert import Observation, Observer, linearized_layers, observing
-from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_eval, in_fp32, shared
+from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_fp32, in_stage, placed, quiet
 from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import model_digest
 from linattn.support.config import option
 from linattn.support.progress import Report
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,6 @@ def transfer(
     *,
     held_out: Sequence[Batch] = (),
     progress: Report | None = None,
-    accelerator: "Accelerator | None" = None,
 ) -> list[LayerCurve]:
     """Train the cores of a converted model, layer by layer, against its own softmax attention.
 
@@ -79,20 +75,17 @@ def transfer(
         folder: for this stage alone; checkpoints and the result are written there. None: nothing is written.
         held_out: batches to measure errors on.
         progress: called with the steps done, the steps in all, and words.
-        accelerator: of accelerate, for several processes that share the batches, or for another device than the
-            model's.
     Raises:
         ResumeError: the folder holds another run; says what differs.
         UnstableError: a loss is not finite; says where.
     """
-    if not linearized_layers(model):
-        raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
-    for layer in linearized_layers(model).values():
-        in_fp32(layer.core)
-    around = {"batches": batches, "folder": folder, "progress": progress, "accelerator": accelerator}
-    with in_eval(model):
-        run = _Transfer(model, options or TransferOptions(), held_out, **around)
-        with _learning(run.parts), _stopping(model, run.learn) as run.teacher:
+    with in_stage(model):
+        for layer in linearized_layers(model).values():
+            in_fp32(layer.core).requires_grad_(True)
+        run = _Transfer(
+            model, options or TransferOptions(), held_out, batches=batches, folder=folder, progress=progress
+        )
+        with _stopping(model, run.learn) as run.teacher:
             return [LayerCurve(**curve) for curve in run.go({"cores": model_digest(run.parts)})["curves"]]
 
 
@@ -159,9 +152,9 @@ def transfer_errors(model: nn.Module, batches: Iterable[Batch]) -> dict[int, flo
         parts = torch.stack(output_error(layers[seen.layer_idx].core, seen)).double().sum(1)
         sums[seen.layer_idx] = sums.get(seen.layer_idx, 0) + parts
 
-    with in_eval(model) as device, _stopping(model, observe) as run:
+    with quiet(model) as device, _stopping(model, observe) as run:
         for batch in batches:
-            run(shared(batch, device))
+            run(placed(batch, device))
     return {number: float(sums[number][0] / sums[number][1]) for number in layers}
 
 
@@ -187,19 +180,6 @@ def _stopping(model: nn.Module, observe: Observer) -> Iterator[Callable[[Batch],
         yield run
 
 
-@contextmanager
-def _learning(cores: nn.Module) -> Iterator[None]:
-    """Let all parameters take gradients; on exit they are as they were."""
-    before = [(parameter, parameter.requires_grad) for parameter in cores.parameters()]
-    cores.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter, wanted in before:
-            parameter.requires_grad_(wanted)
-            parameter.grad = None
-
-
 def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
     """``sum |student - teacher|^2`` and ``sum |teacher|^2`` of one layer's heads over real tokens, ``(B,)`` each."""
     teacher = wide(seen.output)
@@ -213,8 +193,7 @@ def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
 def relative_error(core: nn.Module, seen: Observation) -> Tensor:
     """The share of the teacher's output that the student misses: 0 is exact, 1 is as bad as no output at all.
 
-    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share. It is
-    a mean over rows, so that processes that share the rows each compute a part of the loss.
+    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share.
     """
     difference, size = output_error(core, seen)
     return (difference / size.clamp_min(torch.finfo(size.dtype).tiny)).mean()

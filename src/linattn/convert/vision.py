@@ -12,16 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.convert.adapters.timm import KNOWN, TABLE, BeitAttention, TimmAttention, class_path, pair
+from linattn.convert.adapters.timm import KNOWN, TABLE, TimmAttention, class_path, pair
 from linattn.convert.convert import ReplacedAttention
+from linattn.convert.plan import LayerPlan
 from linattn.layers.attention import Attention
 from linattn.layers.attention_options import check_mechanism_options
 from linattn.layers.plane import mechanism_plane, prefix_option
 from linattn.mechanisms.mirror import Mirror
-from linattn.mechanisms.registry import create_mechanism, mechanism_info
+from linattn.mechanisms.registry import create_mechanism
 from linattn.mechanisms.softmax import Softmax
 from linattn.mechanisms.zeros_softmax import ZerosSoftmax
-from linattn.ops.shared.call import check_choice, compute_dtype, without_autocast
+from linattn.ops.shared.call import compute_dtype, without_autocast
 
 HIDDEN = -50.0  # Swin hides a key by a bias of -100: keys with a bias below this are hidden
 
@@ -67,8 +68,13 @@ class Planes:
     watched, since the same number of tokens may be 4 x 4 or 2 x 8. If tokens were dropped, there is no plane.
     """
 
-    def __init__(self, host: Any) -> None:
+    patch_embed: Any
+
+    def __init__(self, model: nn.Module) -> None:
+        hosts = (own for own in model.modules() if isinstance(getattr(own, "num_prefix_tokens", None), int))
+        host: Any = next((own for own in hosts if hasattr(own, "patch_embed")), None)
         self.patch_embed = getattr(host, "patch_embed", None)
+        self.num_prefix_tokens = int(getattr(host, "num_prefix_tokens", 0))
         self.dynamic = bool(getattr(host, "dynamic_img_size", False))
         self.seen: dict[int, tuple[int, int]] = {}
 
@@ -84,19 +90,6 @@ class Planes:
         return None if grid is None or prod(grid) != tokens else (int(grid[0]), int(grid[1]))
 
 
-@dataclass(frozen=True)
-class VisionPlan:
-    """What a conversion asks for, and where the model's tokens are."""
-
-    mechanism: str
-    options: dict[str, Any]
-    impl: str
-    rotary: str
-    reduction: str
-    num_prefix_tokens: int
-    planes: Planes = field(compare=False)
-
-
 class ConvertedAttention(ReplacedAttention):
     """A layer of timm with its parameters, under their own names, and ``mechanism`` in place of softmax.
 
@@ -110,29 +103,28 @@ class ConvertedAttention(ReplacedAttention):
     mechanism: Any
     relative_position_bias_table: Any
 
-    def __init__(self, old: nn.Module, adapter: TimmAttention, plan: VisionPlan) -> None:
+    def __init__(self, old: nn.Module, adapter: TimmAttention, plan: LayerPlan, planes: Planes) -> None:
         super().__init__(old, adapter)
-        self.plan, self.dropped = plan, dict[str, str]()
+        self.plan, self.planes, self.dropped = plan, planes, dict[str, str]()
         self.num_kv_heads = int(getattr(old, "num_kv_heads", old.num_heads))  # type: ignore[arg-type]
         weight = self.proj.weight
         self.head_dim = int(getattr(old, "head_dim", 0)) or weight.shape[1] // self.num_heads
-        self.num_prefix_tokens = int(getattr(old, "num_prefix_tokens", plan.num_prefix_tokens))
+        self.num_prefix_tokens = int(getattr(old, "num_prefix_tokens", planes.num_prefix_tokens))
         self.own_prefix = self.num_prefix_tokens if adapter.prefixed else 0
+        name = str(plan.mechanism)
         with torch.device(weight.device):
             mechanism = create_mechanism(
-                plan.mechanism, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_kv_heads,
-                impl=plan.impl, input_dim=adapter.input_dim(self),
-                **prefix_option(plan.mechanism, self.own_prefix, plan.options),
+                name, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_kv_heads,
+                impl=plan.impl, input_dim=adapter.input_dim(self), **prefix_option(name, self.own_prefix, plan.options),
             ).to(weight.dtype)  # fmt: skip
-        self._modules.pop("mechanism", None)  # that of a layer that was converted before
         self.mechanism = mechanism.train(self.training)
         self.has_scores = isinstance(mechanism, Softmax | ZerosSoftmax)  # which a bias or a mask can be added to
         adapter.check(self)
         if not self.has_scores:
-            for name, what in adapter.biases.items():
-                self.drop(name, f"{what} is added to scores, and {plan.mechanism} has none")
+            for bias, what in adapter.biases.items():
+                self.drop(bias, f"{what} is added to scores, and {name} has none")
             if (rate := self.drop_rate) > 0:
-                self.dropped["attn_drop"] = f"dropout {rate:g} is of weights, and {plan.mechanism} never has them"
+                self.dropped["attn_drop"] = f"dropout {rate:g} is of weights, and {name} never has them"
 
     def drop(self, name: str, why: str) -> None:
         """Remove a part and record why, if the layer has it."""
@@ -189,7 +181,7 @@ class ConvertedAttention(ReplacedAttention):
 
     def plane(self, length: int) -> tuple[int, int] | None:
         """The plane of ``length`` tokens, prefix tokens included, for models that do not pass it to their layers."""
-        return self.plan.planes.find(length - self.num_prefix_tokens)
+        return self.planes.find(length - self.num_prefix_tokens)
 
     def set_window_size(self, window_size: int | tuple[int, int]) -> None:
         """Called by timm's Swin for other image sizes; a table of positions is resized, as in timm."""
@@ -244,7 +236,7 @@ def convert(
     state dict fits. If it raises, nothing was changed.
 
     Args:
-        model: a timm model, or one converted before.
+        model: a timm model.
         mechanism: a name of ``linattn.list_mechanisms()``.
         layers: which layers, in the order of the model: numbers, where negative ones count from the end, or patterns of
             names such as ``"stages.0.*"``; None: all.
@@ -265,39 +257,28 @@ def convert(
         >>> list(report.changed)
         ['blocks.0.attn', 'blocks.1.attn']
     """
-    check_choice("rotary", rotary, ("inputs", "features"))
-    check_choice("reduction", reduction, ("keep", "drop"))
-    mechanism_info(mechanism)
+    plan = LayerPlan("mechanism", mechanism=mechanism, options=mechanism_options, impl=impl, rotary=rotary,
+                     reduction=reduction)  # fmt: skip
     check_mechanism_options(mechanism_options)
-    found: dict[str, Any] = {name: own for name, own in model.named_modules() if name and adapter_of(own) is not None}
-    chosen = _chosen(list(found), layers)
+    if any(isinstance(own, ReplacedAttention) for own in model.modules()):
+        raise ValueError("the model is converted already; make it anew to convert it in another way")
+    found = {name: own for name, own in model.named_modules() if class_path(own) in KNOWN}
+    chosen, planes = _chosen(list(found), layers), Planes(model)
     _refuse_unknown(model, list(found), complete=bool(found) and layers is not None)
-    hosts = (own for own in model.modules() if isinstance(getattr(own, "num_prefix_tokens", None), int))
-    host: Any = next((own for own in hosts if hasattr(own, "patch_embed")), None)
-    plan = VisionPlan(
-        mechanism, mechanism_options, impl, rotary, reduction, getattr(host, "num_prefix_tokens", 0), Planes(host)
-    )
-    new = {}
-    for name in chosen:
-        adapter = adapter_of(found[name])
-        if adapter is not None and getattr(found[name], "plan", None) != plan:
-            new[name] = ConvertedAttention(found[name], adapter, plan)
-    if not new:
-        raise ValueError(f"nothing to change: all {len(chosen)} layers asked for have {mechanism} with these options")
+    new = {name: ConvertedAttention(found[name], KNOWN[class_path(found[name])], plan, planes) for name in chosen}
     pools = [n for n, m in model.named_modules() if "attentionpool" in type(m).__name__.lower().replace("_", "")]
     report = ConversionReport(mechanism, left=[name for name in found if name not in new] + pools)
     for name, layer in new.items():
+        own = {id(parameter) for parameter in found[name].parameters()}
         model.set_submodule(name, layer)
-        _note(report, name, found[name], layer)
+        report.changed[name] = f"{type(found[name]).__name__} -> {mechanism}"
+        for parameter, value in layer.named_parameters():
+            (report.kept if id(value) in own else report.initialised).append(f"{name}.{parameter}")
+        report.dropped |= {f"{name}.{part}": why for part, why in layer.dropped.items()}
     report.dropped |= _drop_shared_bias(model)
-    if plan.planes.dynamic:
-        host.patch_embed.register_forward_pre_hook(plan.planes.note)
+    if planes.dynamic:
+        planes.patch_embed.register_forward_pre_hook(planes.note)
     return Converted(model, report)
-
-
-def adapter_of(module: nn.Module) -> TimmAttention | None:
-    """The adapter of an attention of timm, converted or not; None for all other modules."""
-    return module.adapter if isinstance(module, ConvertedAttention) else KNOWN.get(class_path(module))
 
 
 def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
@@ -339,18 +320,6 @@ def _refuse_unknown(model: nn.Module, found: list[str], complete: bool) -> None:
     )
 
 
-def _note(report: ConversionReport, name: str, old: Any, new: ConvertedAttention) -> None:
-    before = old.plan.mechanism if isinstance(old, ConvertedAttention) else type(old).__name__
-    report.changed[name] = f"{before} -> {report.mechanism}"
-    own = {id(p) for p in old.parameters()}
-    for parameter, value in new.named_parameters():
-        (report.kept if id(value) in own else report.initialised).append(f"{name}.{parameter}")
-    report.dropped |= {f"{name}.{part}": why for part, why in new.dropped.items()}
-    if isinstance(old, ConvertedAttention):
-        gone = [part for part, _ in old.mechanism.named_parameters()]
-        report.dropped |= {f"{name}.mechanism.{part}": f"it was {before}'s own" for part in gone}
-
-
 def _drop_shared_bias(model: nn.Module) -> dict[str, str]:
     """Remove the bias that all layers share from a BEiT in which no layer can use it."""
     dropped: dict[str, str] = {}
@@ -358,8 +327,7 @@ def _drop_shared_bias(model: nn.Module) -> dict[str, str]:
         shared, blocks = getattr(host, "rel_pos_bias", None), getattr(host, "blocks", None)
         if not isinstance(shared, nn.Module) or not isinstance(blocks, nn.ModuleList):
             continue
-        layers: list[Any] = [block.attn for block in blocks]
-        if all(isinstance(adapter_of(x), BeitAttention) and not getattr(x, "has_scores", True) for x in layers):
+        if not any(getattr(block.attn, "has_scores", True) for block in blocks):
             start = f"{prefix}." if prefix else ""
             why = f"{TABLE} is added to scores, and the mechanism has none"
             dropped |= {f"{start}rel_pos_bias.{name}": why for name, _ in shared.named_parameters()}

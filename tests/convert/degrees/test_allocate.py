@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linattn.convert.degrees.measure import allocate
-from linattn.convert.run import Split, taken
-from linattn.support.options import OptionError
 
 values = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40).map(lambda found: dict(enumerate(found)))
 
@@ -44,6 +42,8 @@ def test_equal_values_get_equal_dimensions_and_a_rest_stays_unused():
 
 def test_values_that_differ_by_many_orders_do_not_overflow():
     assert allocate({0: 1e-300, 1: 1e300}, 64) == {0: 16, 1: 112}
+    with pytest.raises(ValueError, match="finite and > 0, got nan for layer 0"):
+        allocate({0: float("nan")}, 64)
 
 
 PUBLISHED = (130, 182, 35, 44, 42, 65, 92, 33, 28, 34, 46, 39)  # of GPT-2, whose heads have 64 dimensions
@@ -57,13 +57,3 @@ def test_clipped_dimensions_of_gpt2_are_those_of_the_paper():
     clipped = allocate(degrees, 64, multiple=1, clip=64)
     assert list(clipped.values()) == [min(dim, 64) for dim in PUBLISHED]
     assert sum(clipped.values()) / 12 == pytest.approx(46.4, abs=0.05)
-
-
-def test_the_options_of_the_method_are_told_from_all_others():
-    split, others = taken("dof", {"cost": 32, "window": 4})
-    assert (split, others) == (Split(cost=32), {"window": 4})
-    assert taken("still", {"window": 4}) == (None, {"window": 4})
-    with pytest.raises(OptionError, match="feature_dim says how many"):
-        taken("dof", {"cost": 32, "feature_dim": 8})
-    with pytest.raises(ValueError, match="finite and > 0, got nan for layer 0"):
-        allocate({0: float("nan")}, 64)

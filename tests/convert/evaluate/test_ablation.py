@@ -10,10 +10,10 @@ from linattn.convert.evaluate.evaluator import (
     WINDOW,
     ablated,
     needle_worth,
-    perplexity_worth,
+    part_worth,
     variants,
 )
-from linattn.convert.evaluate.measures import Perplexity
+from linattn.convert.evaluate.measures import gain
 
 
 def converted(method, **options):
@@ -60,7 +60,7 @@ def test_a_part_counts_if_it_adds_more_than_chance():
     windows = [(7.0 + i, 7) for i in range(10)]
     worse = [(nats + 0.7 + 0.01 * i, 7) for i, (nats, _) in enumerate(windows)]
     noisy = [(nats + (3.0 if i % 2 else -2.8), 7) for i, (nats, _) in enumerate(windows)]
-    linear, window = (perplexity_worth("a part", Perplexity(8, windows), Perplexity(8, own)) for own in (worse, noisy))
+    linear, window = (part_worth("perplexity", 8, "a part", *gain(own, windows)) for own in (worse, noisy))
     assert (linear["counts"], window["counts"]) == (True, False)
     assert linear["gain"] == pytest.approx(0.745 / 7)
     strong, weak = (needle_worth("a part", [needles(1.0, n)], [needles(0.5, n)])[0] for n in (40, 2))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.convert.evaluate.tiny import Known, tiny_llama
 
 from linattn.convert.evaluate import measures as file
-from linattn.convert.evaluate.measures import Perplexity, decoding, gain, perplexity, samples, token_losses
+from linattn.convert.evaluate.measures import decoding, gain, losses_of_windows, perplexity_of, samples, token_losses
 
 
 def by_hand(model, texts, length):
@@ -32,24 +32,24 @@ def test_perplexity_is_that_of_every_token_given_those_before_it_in_its_window()
     with torch.no_grad():
         nats, tokens = by_hand(model, texts, 4)
     for batch_size in (1, 3):
-        found = perplexity(model, texts, 4, batch_size=batch_size)
-        assert found.tokens == tokens == 3 * 3 + 3 + 2 * 3
-        assert found.nats == pytest.approx(nats, abs=1e-5)
-        assert found.perplexity == pytest.approx(torch.tensor(nats).exp().item(), rel=1e-5)
-    assert [n for _, n in perplexity(model, texts, 4, windows=1).windows] == [3, 3, 3]
-    alone, together = (perplexity(model, texts, 10, batch_size=size).windows for size in (1, 4))
+        found = perplexity_of(losses_of_windows(model, texts, 4, batch_size=batch_size))
+        assert found["tokens"] == tokens == 3 * 3 + 3 + 2 * 3
+        assert found["nats"] == pytest.approx(nats, abs=1e-5)
+        assert found["perplexity"] == pytest.approx(torch.tensor(nats).exp().item(), rel=1e-5)
+    assert [n for _, n in losses_of_windows(model, texts, 4, windows=1)] == [3, 3, 3]
+    alone, together = (losses_of_windows(model, texts, 10, batch_size=size) for size in (1, 4))
     assert [n for _, n in together] == [9, 2, 3, 8]  # windows of different lengths side by side
     assert [nats for nats, _ in together] == pytest.approx([nats for nats, _ in alone], abs=1e-4)
 
 
 def test_even_logits_cost_the_logarithm_of_the_vocabulary_and_the_model_is_left_as_it_was():
     model = Known(lambda ids: torch.zeros(*ids.shape, 256)).train()
-    found = perplexity(model, [list(range(10))], 5, batch_size=2)
-    assert found.nats == pytest.approx(log(256))
+    found = losses_of_windows(model, [list(range(10))], 5, batch_size=2)
+    assert perplexity_of(found)["nats"] == pytest.approx(log(256))
     assert model.training
     assert model.calls == [(2, 5)]
     with pytest.raises(ValueError, match="at least one of two tokens"):
-        perplexity(model, [[1]], 4)
+        losses_of_windows(model, [[1]], 4)
 
 
 def test_losses_in_parts_are_those_of_the_whole(monkeypatch):
@@ -62,12 +62,12 @@ def test_losses_in_parts_are_those_of_the_whole(monkeypatch):
 def test_a_gain_is_measured_window_by_window():
     torch.manual_seed(0)
     hard = (3 * torch.randn(40)).abs().tolist()
-    worse = Perplexity(8, [(7 * (x + 0.1), 7) for x in hard])
-    better = Perplexity(8, [(7 * x, 7) for x in hard])
+    worse = [(7 * (x + 0.1), 7) for x in hard]
+    better = [(7 * x, 7) for x in hard]
     mean, error = gain(worse, better)
     assert mean == pytest.approx(0.1)
     assert error < 1e-6  # windows differ by far more than 0.1, but alike for both
-    assert gain(Perplexity(8, [(7.0, 7)]), Perplexity(8, [(3.5, 7)]))[1] == float("inf")
+    assert gain([(7.0, 7)], [(3.5, 7)])[1] == float("inf")
 
 
 def test_the_cache_of_softmax_is_its_keys_and_values_at_each_context(monkeypatch):

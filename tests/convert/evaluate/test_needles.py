@@ -20,7 +20,6 @@ from linattn.convert.evaluate.needles import (
     split_sentences,
     text_haystack,
 )
-from linattn.support.options import OptionError
 
 NEEDLE = re.compile(r"One of the special magic numbers for (\S+) is: (\d+)\. ")
 
@@ -76,7 +75,7 @@ def found_at(model, length, **options):
     ("tokenizer", "expected"), [(encode, "b50667f7f4abeafd"), (by_pairs, "b18e3d361100ea62")], ids=["bytes", "pairs"]
 )
 def test_texts_of_noise_stay_those_of_published_results(tokenizer, expected):
-    made = [text for length in (230, 3000) for text in needle_texts(tokenizer, length, count=2, digits=5, seed=7)]
+    made = [text for length in (230, 3000) for text in needle_texts(tokenizer, length, count=2, seed=7)]
     assert {text.haystack for text in made} == {"noise"}
     found = repr([(text.ids, text.answer, text.depth) for text in made])
     assert blake2b(found.encode(), digest_size=8).hexdigest() == expected
@@ -87,7 +86,7 @@ def test_a_needle_is_once_at_its_depth_in_text_as_it_was_written():
     texts = articles()
     source = "".join(f"{text}\n\n" for text in texts)
     haystack = text_haystack(texts, tokenizer, length)
-    made = needle_texts(tokenizer, length, count=4, digits=5, haystack=haystack)
+    made = needle_texts(tokenizer, length, count=4, haystack=haystack)
     order = re.findall(r"S\d+x\d+", source)
     largest = max(len(tokenizer(sentence)) for sentence in haystack.sentences)
     begun, wrapped = set(), 0
@@ -115,8 +114,8 @@ def test_a_needle_is_once_at_its_depth_in_text_as_it_was_written():
         begun.add(numbers[0])
     assert len(begun) > 10
     assert wrapped  # after the last text comes the first
-    assert needle_texts(tokenizer, length, count=4, digits=5, haystack=haystack) == made
-    assert needle_texts(tokenizer, length, count=4, digits=5, haystack=haystack, seed=1) != made
+    assert needle_texts(tokenizer, length, count=4, haystack=haystack) == made
+    assert needle_texts(tokenizer, length, count=4, haystack=haystack, seed=1) != made
 
 
 def test_ends_of_sentences_and_pieces_without_any():
@@ -133,9 +132,6 @@ def test_ends_of_sentences_and_pieces_without_any():
 
 
 def test_texts_that_are_too_short_are_told_with_what_is_needed():
-    with pytest.raises(OptionError, match=r"at least 2,000 tokens.*got 1,200.*--eval-text") as error:
-        text_haystack(["a" * 700, "b" * 500], encode, 2000)
-    assert error.value.option == "needle_haystacks"
     with pytest.raises(ValueError, match="at least"):
         make_needle(encode, 40, 0.0, Random(0))
     # Just long enough: all of it may be there, nothing twice.
@@ -151,13 +147,13 @@ def test_texts_that_are_too_short_are_told_with_what_is_needed():
 
 def test_what_a_greedy_decoder_writes_is_what_counts():
     model = tiny_llama(seed=3)
-    made = make_needle(encode, 200, 0.5, Random(5), digits=2)
+    made = make_needle(encode, 200, 0.5, Random(5))
     prompt = torch.tensor([made.ids[: -made.answer]])
     written = model.generate(prompt, max_new_tokens=made.answer, do_sample=False, pad_token_id=0, eos_token_id=None)
     everything = Known(next_tokens(lambda ids: torch.ones_like(ids, dtype=torch.bool)))
     knows = found_at(everything, 200, count=2, depths=(0.5,))[0]
     assert (knows["found"], knows["tokens_right"]) == (1.0, 1.0)
-    row = found_at(model, 200, count=1, depths=(0.5,), digits=2)[0]
+    row = found_at(model, 200, count=1, depths=(0.5,))[0]
     assert row["found"] == float(written[0, -made.answer :].tolist() == made.ids[-made.answer :])
 
 
@@ -166,8 +162,8 @@ def test_one_wrong_digit_is_not_found_and_nats_tell_it():
         return (torch.arange(ids.shape[1]) != ids.shape[1] - 2).expand_as(ids)
 
     row = found_at(Known(next_tokens(all_but_the_last)), 250, count=3, depths=(0.0,))[0]
-    assert (row["found"], row["tokens_right"], row["count"]) == (0.0, pytest.approx(7 / 8), 3)
-    assert row["nats"] == pytest.approx((10 + 0.011) / 8, rel=0.02)
+    assert (row["found"], row["tokens_right"], row["count"]) == (0.0, pytest.approx(5 / 6), 3)
+    assert row["nats"] == pytest.approx((10 + 0.011) / 6, rel=0.02)
 
 
 @pytest.mark.parametrize("method", [None, "still"])
@@ -177,7 +173,7 @@ def test_texts_of_different_lengths_at_once_are_what_each_is_alone(method):
     if method is not None:
         convert(model, plan_model(model, method, window=16, ratio=0.25, cap=8))
     texts = needle_texts(encode, 230, count=2, depths=(0.0, 1.0))
-    texts.append(Needle(texts[0].ids[:170] + texts[1].ids[-9:-2], 3, 1.0))
+    texts.append(Needle(texts[0].ids[:170] + texts[1].ids[-7:-2], 3, 1.0))
     assert len({len(text.ids) for text in texts}) > 2
     alone, together = (needles_found(model, texts, 230, batch_tokens=tokens) for tokens in (1, 700))
     for one, other in zip(alone, together, strict=True):

@@ -13,8 +13,7 @@ def tiny_llama(seed=0, **options):
     torch.manual_seed(seed)
     sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
-    config = LlamaConfig(**sizes | heads | options)
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**sizes | heads | options)).eval()
 
 
 class Known(nn.Module):

@@ -73,20 +73,6 @@ class Labelled:
     test: Sequence[str]
     test_labels: Sequence[int]
 
-    def first(self, count: int) -> "Labelled":
-        """Keep the first ``count`` texts of each class, for training and for testing.
-
-        Example:
-            >>> Labelled(["a", "b", "c"], [1, 0, 1], ["d", "e"], [1, 0]).first(1)
-            Labelled(train=['a', 'b'], train_labels=[1, 0], test=['d', 'e'], test_labels=[1, 0])
-        """
-        parts: list[Any] = []
-        for texts, labels in ((self.train, self.train_labels), (self.test, self.test_labels)):
-            places = {label: [i for i, other in enumerate(labels) if other == label] for label in set(labels)}
-            kept = sorted(i for own in places.values() for i in own[:count])
-            parts += [[texts[i] for i in kept], [labels[i] for i in kept]]
-        return Labelled(*parts)
-
     @property
     def largest_class(self) -> float:
         """Percent of the test texts in their largest class: the accuracy of a probe that learned nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linattn.convert.convert import linearized_layers
 from linattn.convert.evaluate.embeddings import Labelled, agreement, probe, sentence_vectors, sentences_of
-from linattn.convert.evaluate.measures import Perplexity, decoding, gain, perplexity, samples
+from linattn.convert.evaluate.measures import Windows, decoding, gain, losses_of_windows, perplexity_of, samples
 from linattn.convert.evaluate.needles import (
     HAYSTACKS,
     NOISE,
@@ -35,7 +35,8 @@ LEAST_NEEDLE = 64  # fewest tokens of a text that hides a number
 GPU_TOKENS = 16384  # tokens at once: fewer do not fill a GPU, and more would take gigabytes of logits
 LONGEST_SENTENCE = 256
 PIECE, LONGEST_PIECE = 1024, 4096  # tokens read at a time before decoding: softmax has a mask of all pairs
-PROMPT_WORDS = 24  # of a text that the models continue
+PROMPTS, PROMPT_WORDS = 3, 24  # texts that the models continue, and how many words of them are given
+SENTENCES = 500  # whose vectors are compared
 FIGURES = "Evaluation"
 FULL, NO_LINEAR, NO_SALIENT = "as converted", "without the linear part", "without salient tokens"
 WINDOW = "window alone"
@@ -64,19 +65,12 @@ class EvaluationOptions(Config):
         choices=HAYSTACKS, group=FIGURES, rare=True,
     )  # fmt: skip
     needle_count: int = option(2, "Needles for each haystack, length and depth.", least=1, group=FIGURES, rare=True)
-    needle_digits: int = option(5, "Digits of the number.", least=1, hidden=True)
     contexts: tuple[int, ...] | None = option(
         None, "Lengths of the context after which decoding is timed, with commas, or none.", least=1, group=FIGURES,
         default_text="the model's own and beyond",
     )  # fmt: skip
     decode_steps: int = option(16, "Tokens that are decoded at each context.", least=2, hidden=True)
-    decode_seconds: float = option(120.0, "After this time no further context is begun.", least=0, hidden=True)
-    prompts: int = option(3, "Texts that the models continue.", least=0, hidden=True)
     new_tokens: int = option(60, "Tokens of each sample.", least=1, group=FIGURES, rare=True)
-    sentences: int = option(500, "Encoders: sentences whose vectors are compared.", least=1, hidden=True)
-    probe_texts: int | None = option(
-        None, "Texts of each class, at most.", least=1, group=FIGURES, rare=True, default_text="all"
-    )
     ablate: bool = option(True, "Measure with parts of the attention switched off too.", group=FIGURES, rare=True)
     batch_tokens: int | None = option(None, "Tokens that a causal model sees at once.", least=1, hidden=True)
     seed: int = option(0, "Seed of first weights, order and draws.", least=0)
@@ -158,7 +152,7 @@ class Evaluator:
         ids = pieces if pieces is not None else map(self._encode, self.texts) if causal else ()
         self._ids = list(ids)[: options.texts]
         self._haystacks = self._make_haystacks() if causal and self.options.needle_lengths else []
-        self._sentences = [] if causal else sentences_of(self.texts, options.sentences)
+        self._sentences = [] if causal else sentences_of(self.texts, SENTENCES)
         if not causal and not self._sentences:
             raise OptionError(
                 "eval_text",
@@ -173,7 +167,7 @@ class Evaluator:
     def _make_haystacks(self) -> list[Haystack]:
         """Raises OptionError where the texts are too short for a haystack, or a length is too short for its needle."""
         lengths = self.options.needle_lengths or ()
-        least = least_length(self._encode, self.options.needle_digits)
+        least = least_length(self._encode)
         if min(lengths) < least:
             raise OptionError(
                 "needle_lengths",
@@ -198,22 +192,21 @@ class Evaluator:
         """
         if not self.causal or not self.options.ablate or variants(model) == [FULL]:
             return None
-        figures: dict[str, tuple[list[Perplexity], list[dict[str, Any]]]] = {}
+        figures: dict[str, tuple[dict[int, Windows], list[dict[str, Any]]]] = {}
         for variant in variants(model):
             name = stage if variant == FULL else variant
             if variant != FULL:
                 self.tell(variant)
             with ablated(model, variant):
-                figures[variant] = self._perplexities(name, model), self._needles(name, model)
-        others = [(name, rows) for name, (_, rows) in figures.items() if name != FULL]
-        worth = [row for name, rows in others for row in needle_worth(name, figures[FULL][1], rows)]
-        for number, full in enumerate(figures[FULL][0]):
-            parts = [(name, windows[number]) for name, (windows, _) in figures.items() if name != FULL]
-            worth += [perplexity_worth(name, full, other) for name, other in parts]
-        shown = {
-            name: {"perplexity": [each.as_dict() for each in windows], "needle_by_length": by_length(rows)}
-            for name, (windows, rows) in figures.items()
-        }
+                figures[variant] = self._windows(name, model), self._needles(name, model)
+        shown = {name: shown_of(*both) for name, both in figures.items()}
+        full, full_rows = figures.pop(FULL)
+        worth = [row for name, (_, rows) in figures.items() for row in needle_worth(name, full_rows, rows)]
+        for length, windows in full.items():
+            worth += [
+                part_worth("perplexity", length, name, *gain(other[length], windows))
+                for name, (other, _) in figures.items()
+            ]
         return {"variants": shown, "worth": worth}
 
     def _figure(self, stage: str, figure: str, measure: Callable[[], Any]) -> Any:
@@ -224,29 +217,24 @@ class Evaluator:
         return self._known[stage, figure]
 
     def _language(self, stage: str, model: Any, full: bool) -> dict[str, Any]:
-        windows, rows = self._perplexities(stage, model), self._needles(stage, model)
-        figures: dict[str, Any] = {
-            "perplexity": [each.as_dict() for each in windows],
-            "needle": rows,
-            "needle_by_length": by_length(rows),
-        }
+        windows, rows = self._windows(stage, model), self._needles(stage, model)
+        figures: dict[str, Any] = {"needle": rows} | shown_of(windows, rows)
         if full:
             figures["decoding"] = self._figure(stage, "decoding", lambda: self._decoding(model))
             figures["samples"] = self._figure(stage, "samples", lambda: self._samples(model))
         return figures
 
-    def _perplexities(self, stage: str, model: Any) -> list[Perplexity]:
-        def measure(length: int) -> list[tuple[float, int]]:
-            rows = max(1, (self.options.batch_tokens or 1) // length)
-            result = perplexity(model, self._ids, length, windows=self.options.windows, batch_size=rows)
-            self.tell(f"perplexity {result.perplexity:.3f} on windows of {length:,} tokens")
-            return result.windows
+    def _windows(self, stage: str, model: Any) -> dict[int, Windows]:
+        """Losses of windows, by the length of the windows."""
 
-        results = []
-        for length in self.options.lengths or ():
-            windows = self._figure(stage, f"perplexity {length}", partial(measure, length))
-            results.append(Perplexity(length, [(nats, tokens) for nats, tokens in windows]))
-        return results
+        def measure(length: int) -> Windows:
+            rows = max(1, (self.options.batch_tokens or 1) // length)
+            windows = losses_of_windows(model, self._ids, length, windows=self.options.windows, batch_size=rows)
+            self.tell(f"perplexity {perplexity_of(windows)['perplexity']:.3f} on windows of {length:,} tokens")
+            return windows
+
+        lengths = self.options.lengths or ()
+        return {each: self._figure(stage, f"perplexity {each}", partial(measure, each)) for each in lengths}
 
     def _needles(self, stage: str, model: Any) -> list[dict[str, Any]]:
         options = self.options
@@ -255,8 +243,7 @@ class Evaluator:
             key = haystack.name, length
             if key not in self._needle_texts:  # kept for all stages: making them takes longer than reading them
                 self._needle_texts[key] = needle_texts(
-                    self._encode, length, count=options.needle_count, digits=options.needle_digits, haystack=haystack,
-                    seed=options.seed,
+                    self._encode, length, count=options.needle_count, haystack=haystack, seed=options.seed,
                 )  # fmt: skip
             rows = needles_found(model, self._needle_texts[key], length, batch_tokens=options.batch_tokens or 1)
             share = 100 * by_length(rows)[0]["found"]
@@ -276,14 +263,13 @@ class Evaluator:
             text=[i for ids in self._ids for i in ids],
             steps=self.options.decode_steps,
             piece=min(max(self.options.batch_tokens or 1, PIECE), LONGEST_PIECE),
-            seconds=self.options.decode_seconds,
             progress=lambda row: self.tell(f"context {row['context']:,}: {row['tokens_per_second']:,.1f} tokens/s"),
         )
 
     def _samples(self, model: Any) -> list[dict[str, str]]:
         """The model continues the first words of the first texts that have more."""
         long = [words for text in self.texts if len(words := text.split()) > PROMPT_WORDS]
-        prompts = [" ".join(words[:PROMPT_WORDS]) for words in long[: self.options.prompts]]
+        prompts = [" ".join(words[:PROMPT_WORDS]) for words in long[:PROMPTS]]
         written = samples(model, self.tokenizer, prompts, max_new_tokens=self.options.new_tokens)
         return [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)]
 
@@ -330,9 +316,10 @@ def _windowed(model: Any) -> list[Any]:
     return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
 
 
-def perplexity_worth(name: str, full: Perplexity, other: Perplexity) -> dict[str, Any]:
-    """What a part adds: the full model's perplexity against that of a variant, over the windows that both saw."""
-    return _worth("perplexity", full.length, name, *gain(other, full))
+def shown_of(windows: Mapping[int, Windows], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Perplexities of each length of windows, and needles found."""
+    perplexities = [{"length": length} | perplexity_of(each) for length, each in windows.items()]
+    return {"perplexity": perplexities, "needle_by_length": by_length(rows)}
 
 
 def needle_worth(name: str, full: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -345,11 +332,11 @@ def needle_worth(name: str, full: list[dict[str, Any]], others: list[dict[str, A
         # A share of 0 or 1 would have no spread; its variance is taken to be that of half a text at least.
         shares = [(row["found"], row["count"]) for row in (one, other)]
         error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p, count in shares))
-        row = _worth("needle", one["length"], name, one["found"] - other["found"], error)
+        row = part_worth("needle", one["length"], name, one["found"] - other["found"], error)
         rows.append(row | {"haystack": one["haystack"]})
     return rows
 
 
-def _worth(figure: str, length: int, without: str, gained: float, error: float) -> dict[str, Any]:
+def part_worth(figure: str, length: int, without: str, gained: float, error: float) -> dict[str, Any]:
     counts = gained > ERRORS * error and gained > 0
     return {"figure": figure, "length": length, "without": without, "gain": gained, "error": error, "counts": counts}

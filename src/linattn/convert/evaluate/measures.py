@@ -1,7 +1,6 @@
 """Figures of language models: perplexity, memory and speed of decoding, samples; and a quick one for any model."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import exp, sqrt
 from time import perf_counter
 from typing import Any
@@ -13,43 +12,31 @@ from torch.nn.utils.rnn import pad_sequence
 
 from linattn.convert.adapters.families import find_adapter
 from linattn.convert.finetune import answer_of
-from linattn.convert.training.loop import Batch, call, quiet, shared
+from linattn.convert.training.loop import Batch, call, placed, quiet
 
 ROWS = 2**25  # logits converted to fp32 at once: 128 MiB
 
 
-@dataclass(frozen=True)
-class Perplexity:
-    """``exp(nats / tokens)``, the mean over all predicted tokens of all windows.
-
-    ``windows``: ``(nats, predicted tokens)`` of each window of ``length`` tokens, in order, so that two models that saw
-    the same windows can be compared window by window.
-    """
-
-    length: int
-    windows: list[tuple[float, int]]
-
-    @property
-    def tokens(self) -> int:
-        return sum(tokens for _, tokens in self.windows)
-
-    @property
-    def nats(self) -> float:
-        """Mean loss per token, in nats."""
-        return sum(nats for nats, _ in self.windows) / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        return exp(min(self.nats, 700.0))  # larger exponents overflow
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"length": self.length, "perplexity": self.perplexity, "nats": self.nats, "tokens": self.tokens,
-                "windows": [nats / tokens for nats, tokens in self.windows]}  # fmt: skip
+Windows = Sequence[tuple[float, int]]
+"""``(nats, predicted tokens)`` of each window of a text, in order: two models are compared window by window."""
 
 
-def perplexity(
+def perplexity_of(windows: Windows) -> dict[str, Any]:
+    """``exp(nats)``, where ``nats`` is the mean loss over all predicted ``tokens`` of all windows."""
+    tokens = sum(count for _, count in windows)
+    nats = sum(nats for nats, _ in windows) / tokens
+    each = [nats / count for nats, count in windows]
+    return {
+        "perplexity": exp(min(nats, 700.0)),
+        "nats": nats,
+        "tokens": tokens,
+        "windows": each,
+    }  # larger ones overflow
+
+
+def losses_of_windows(
     model: Any, texts: Sequence[Tensor | Sequence[int]], length: int, *, windows: int | None = None, batch_size: int = 1
-) -> Perplexity:
+) -> Windows:
     """Cut each text into windows of ``length`` tokens; each token is predicted from those before it in its window.
 
     The first token of a window is given, not predicted: nothing comes before it. Windows do not overlap. The last one
@@ -76,7 +63,7 @@ def perplexity(
             real = torch.arange(losses.shape[1]) < torch.tensor(sizes)[:, None]
             losses = losses.masked_fill(~real.to(device), 0)
             rows += zip(losses.sum(-1, dtype=torch.float64).tolist(), sizes, strict=True)
-    return Perplexity(length, rows)
+    return rows
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -93,20 +80,20 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(parts).view(targets.shape)
 
 
-def gain(worse: Perplexity, better: Perplexity) -> tuple[float, float]:
+def gain(worse: Windows, better: Windows) -> tuple[float, float]:
     """How many nats per token ``better`` is below ``worse``, and the standard error of this gain over windows.
 
     Both must have seen the same windows: differences within a window vary far less than the windows themselves.
 
     Example:
-        >>> gain(Perplexity(8, [(7.0, 7), (14.0, 7)]), Perplexity(8, [(3.5, 7), (10.5, 7)]))
+        >>> gain([(7.0, 7), (14.0, 7)], [(3.5, 7), (10.5, 7)])
         (0.5, 0.0)
     """
-    tokens = [count for _, count in better.windows]
-    mean = worse.nats - better.nats
+    tokens = [count for _, count in better]
+    mean = perplexity_of(worse)["nats"] - perplexity_of(better)["nats"]
     if len(tokens) < 2:
         return mean, float("inf")  # one window says nothing about the spread
-    differences = [(a - b) / n for (a, n), (b, _) in zip(worse.windows, better.windows, strict=True)]
+    differences = [(a - b) / n for (a, n), (b, _) in zip(worse, better, strict=True)]
     variance = sum(n * (d - mean) ** 2 for n, d in zip(tokens, differences, strict=True)) / sum(tokens)
     return mean, sqrt(variance / (len(differences) - 1))
 
@@ -154,7 +141,7 @@ class Quality:
     def _outputs(self, model: nn.Module) -> Iterator[tuple[Batch, Any]]:
         with quiet(model) as device:
             for batch in self.batches:
-                given = shared(batch, device)
+                given = placed(batch, device)
                 yield given, call(model, given)
 
 
@@ -165,7 +152,7 @@ def decoding(
     text: Sequence[int] | Tensor,
     steps: int,
     piece: int,
-    seconds: float = float("inf"),
+    seconds: float = 120.0,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Read one long sequence in pieces; at each context, stop and decode ``steps`` tokens greedily.
@@ -229,21 +216,16 @@ def bytes_of(holder: Any) -> int:
         48
     """
     storages: dict[int, int] = {}
-    seen: set[int] = set()
-    left = [holder]
+    seen, left = set[int](), [holder]
     while left:
         part = left.pop()
         if isinstance(part, Tensor):
             storage = part.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-        elif id(part) not in seen and not isinstance(part, type | str | bytes | torch.nn.Module):
+        elif id(part) not in seen and not isinstance(part, type | str | bytes | nn.Module):
             seen.add(id(part))
-            if isinstance(part, dict):
-                left += part.values()
-            elif isinstance(part, list | tuple | set):
-                left += part
-            elif hasattr(part, "__dict__"):
-                left += vars(part).values()
+            inside = part if isinstance(part, dict) else getattr(part, "__dict__", {})
+            left += part if isinstance(part, list | tuple | set) else inside.values()
     return sum(storages.values())
 
 

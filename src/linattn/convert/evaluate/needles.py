@@ -31,6 +31,7 @@ NOUNS = ("anchor", "bridge", "candle", "desert", "engine", "forest", "garden", "
 NOISE, TEXT = "noise", "text"
 HAYSTACKS = (NOISE, TEXT)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DIGITS = 5  # of the number
 LONGEST = 400  # characters of a sentence; text without end marks is cut, so that needles find places near their depth
 WORD = re.compile(rf"\S{{1,{LONGEST}}}\s*")
 END = re.compile(r"[.!?…][\"'”’)\]]*\s+$|\n\s*\n")
@@ -128,7 +129,7 @@ def _prompt(before: str, after: str, key: str, number: str) -> str:
     )
 
 
-def least_length(encode: Encode, digits: int = 7) -> int:
+def least_length(encode: Encode) -> int:
     """Tokens of needle and question alone, with the longest of their words: shorter texts cannot hold a needle.
 
     Example:
@@ -136,19 +137,17 @@ def least_length(encode: Encode, digits: int = 7) -> int:
         23
     """
     words = [max(words, key=lambda word: len(encode(word))) for words in (ADJECTIVES, NOUNS)]
-    return len(encode(f"{_prompt('', '', '-'.join(words), '0' * digits)} {'0' * digits}"))
+    return len(encode(f"{_prompt('', '', '-'.join(words), '0' * DIGITS)} {'0' * DIGITS}"))
 
 
-def make_needle(
-    encode: Encode, length: int, depth: float, random: Random, *, digits: int = 7, haystack: Haystack = REPEATED
-) -> Needle:
+def make_needle(encode: Encode, length: int, depth: float, random: Random, haystack: Haystack = REPEATED) -> Needle:
     """A text of at most ``length`` tokens, shorter than that by less than one sentence of the haystack.
 
     Args:
         depth: 0 puts the needle at the start, 1 right before the question.
     """
     key = f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
-    number = "".join(random.choice("0123456789") for _ in range(digits))
+    number = "".join(random.choice("0123456789") for _ in range(DIGITS))
     first = random.randrange(len(haystack.sentences))
 
     @cache
@@ -172,14 +171,14 @@ def make_needle(
 
 
 def needle_texts(
-    encode: Encode, length: int, *, depths: Sequence[float] = DEPTHS, count: int = 4, digits: int = 7,
+    encode: Encode, length: int, *, depths: Sequence[float] = DEPTHS, count: int = 4,
     haystack: Haystack = REPEATED, seed: int = 0,
 ) -> list[Needle]:  # fmt: skip
     """Make ``count`` texts for each depth; the same seed gives the same texts."""
     texts = []
     for depth in depths:
         random = Random(f"{seed} {length} {depth}" + ("" if haystack.name == NOISE else f" {haystack.name}"))
-        texts += [make_needle(encode, length, depth, random, digits=digits, haystack=haystack) for _ in range(count)]
+        texts += [make_needle(encode, length, depth, random, haystack) for _ in range(count)]
     return texts
 
 

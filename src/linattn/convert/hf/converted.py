@@ -4,7 +4,6 @@ Masks say which keys are real, ``(B, T)``, without a matrix of pairs.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -143,31 +142,23 @@ def padding_mask(
     kv_offset: int = 0,
     mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
-    *,
-    keeps_windows: bool = False,
     **options: Any,
 ) -> Tensor | None:
     """Return the 2-D mask unchanged: ``(B, seen)``, True = real token; None: all ``kv_length`` keys are real.
 
-    ``seen`` counts all tokens so far, padding included; a static cache has more slots than that. ``keeps_windows``:
-    layers that keep their window get the pattern ``(B, 1, Tq, Tk)`` of that window.
+    ``seen`` counts all tokens so far, padding included; a static cache has more slots than that. Layers that keep their
+    window get the pattern ``(B, 1, Tq, Tk)`` of that window.
     """
     seen = kv_length if mask_function is bidirectional_mask_function else int(q_offset) + q_length
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         # Without a window in the config no layer has one: the pattern would reach converted layers.
-        windowed = keeps_windows and any(getattr(options.get("config"), name, None) is not None for name in WINDOWS)
-        pairs = sdpa_mask(
-            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,  # type: ignore[arg-type]
-            mask_function=mask_function, attention_mask=attention_mask if windowed else None, **(options | skips),
-        )  # fmt: skip
-        assert pairs is not None  # without skips it never is
-        if windowed:
-            return pairs
-        causal = torch.ones(q_length, kv_length, dtype=torch.bool, device=pairs.device).tril(kv_length - q_length)
-        # A window longer than the text is plainly causal, unless tokens have left the cache, or slots are empty.
-        if keeps_windows or kv_length != seen or not bool((pairs == causal).all()):
+        if all(getattr(options.get("config"), name, None) is None for name in WINDOWS):
             raise ValueError(REFUSED)
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,  # type: ignore[arg-type]
+            mask_function=mask_function, attention_mask=attention_mask, **(options | skips),
+        )  # fmt: skip
     if attention_mask is None:
         real = torch.ones(batch_size, seen, dtype=torch.bool, device=options.get("device"))
         return None if seen == kv_length else _marked(real)
@@ -190,7 +181,7 @@ def _marked(mask: Tensor) -> Tensor:
 def register_linearized() -> None:
     """Register ``linattn_linearized``: its mask is the 2-D one, and layers that were not converted use softmax."""
     AttentionInterface.register(LINEARIZED, softmax_attention)
-    AttentionMaskInterface.register(LINEARIZED, partial(padding_mask, keeps_windows=True))
+    AttentionMaskInterface.register(LINEARIZED, padding_mask)
 
 
 def softmax_attention(
@@ -200,8 +191,10 @@ def softmax_attention(
 
     The last query belongs to the last token seen.
     """
-    refuse_options(LINEARIZED, ("softcap", "s_aux"), options)
-    q_length, kv_length, causal = query.shape[2], key.shape[2], causal_in(module, options.get("is_causal"))
+    if asked := [name for name in ("softcap", "s_aux") if options.get(name) is not None]:
+        raise ValueError(f"{LINEARIZED} does not support what this model asks of its attention: {', '.join(asked)}")
+    q_length, kv_length, causal = query.shape[2], key.shape[2], options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     mask = attention_mask
     if mask is None and causal and q_length not in (1, kv_length):
         mask = torch.ones(1, kv_length, dtype=torch.bool)
@@ -211,14 +204,3 @@ def softmax_attention(
         visible = (visible.tril(seen - q_length) if causal else visible)[None, None] & mask.bool()[:, None, None, :]
         mask = torch.nn.functional.pad(visible, (0, kv_length - seen)).to(query.device)
     return sdpa_attention_forward(module, query, key, value, mask, **options)
-
-
-def causal_in(module: nn.Module, asked: bool | None) -> bool:
-    return bool(getattr(module, "is_causal", True) if asked is None else asked)
-
-
-def refuse_options(name: str, unknown: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Raise if the model asks of its attention what ``name`` does not have."""
-    asked = [option for option in unknown if options.get(option) is not None]
-    if asked:
-        raise ValueError(f"{name} does not support what this model asks of its attention: {', '.join(asked)}")

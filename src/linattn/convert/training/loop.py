@@ -1,29 +1,26 @@
 """The loop of both stages. Each step depends only on the weights and its number, so a killed run can be resumed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from linattn.ops.shared.call import compute_dtype
+from linattn.convert.convert import linearized_layers
 from linattn.support.checkpoint import RunFolder
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 from linattn.support.progress import Report
 from linattn.support.schedule import warmed_cosine
 from linattn.support.seeds import seed_step
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 Batch = Mapping[str, Tensor]
 """Arguments of the model by name: ``input_ids (B, T)``, ``attention_mask``, ``pixel_values``, ..."""
@@ -49,7 +46,7 @@ class StageOptions(Config):
 
     steps: int = option(300, "Training steps.", least=1)
     tokens: int | None = option(None, "Tokens to train on, instead of steps; rounded up to whole steps.", least=1)
-    batch_size: int = option(8, "Sequences per step, over all processes together.", least=1)
+    batch_size: int = option(8, "Sequences per step.", least=1)
     length: int | None = option(
         None, "Tokens of a sequence.", least=2, default_text="what the model was made for, at most 1024"
     )
@@ -81,7 +78,7 @@ class StageRun(ABC):
     Args:
         parts: modules to train, by name, each with a gradient norm and an optimiser of its own; parts without
             parameters are only measured.
-        batches, folder, progress, accelerator: as in ``linattn.convert.transfer.transfer``.
+        batches, folder, progress: as in ``linattn.convert.transfer.transfer``.
     """
 
     number: ClassVar[int]  # of the stage; it separates the random numbers of the two
@@ -95,28 +92,22 @@ class StageRun(ABC):
         batches: Batches,
         folder: Path | None,
         progress: Report | None,
-        accelerator: "Accelerator | None",
     ) -> None:
-        if accelerator is not None:
-            model.to(accelerator.device)
         self.model, self.parts, self.options = model, nn.ModuleDict(parts), options
-        self.batches, self.progress, self.accelerator = batches, progress, accelerator
+        self.batches, self.progress = batches, progress
         self.files = None if folder is None else RunFolder(Path(folder))
         self.device = next(model.parameters()).device
+        names = {parameter: name for name, parameter in model.named_parameters()}
         # One kernel for all weights of a part: parts are small and many.
         fused = True if self.device.type == "cuda" else None
         self.optimizers = {
             name: AdamW(groups, lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
             for name, part in parts.items()
-            if (groups := _groups(self.trained(part), options.scale_factor))
+            if (groups := _groups(part, names, options.scale_factor))
         }
         self.steps = options.steps_of(options.length) if self.optimizers else 0
         self._losses: list[list[float]] = []  # of each step; those not yet read from the device wait
         self._waiting: list[Tensor] = []
-
-    def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        """Parameters of a part by name."""
-        return part.named_parameters()
 
     @abstractmethod
     def step(self) -> Tensor:
@@ -137,10 +128,9 @@ class StageRun(ABC):
     def go(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Run all steps, or those that are left; ``identity`` tells this run from others."""
         told: dict[str, Any] = getattr(self.batches, "fingerprint", dict)()
-        processes = 1 if self.accelerator is None else self.accelerator.num_processes
-        run = self.options.values(affecting=True) | {**identity, "batches": told, "processes": processes}
-        files, main, looked = self.files, is_main(self.accelerator), perf_counter()
-        if files is not None and main:
+        run = self.options.values(affecting=True) | {**identity, "batches": told}
+        files, looked, lr = self.files, perf_counter(), self.options.lr
+        if files is not None:
             files.remove_halves()  # of a run that was killed
         if files is not None and (finished := files.load_result(run)) is not None:
             self.parts.load_state_dict(files.load_weights())
@@ -152,7 +142,12 @@ class StageRun(ABC):
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
         while self.done < self.steps:
-            self._one_step()
+            seed_step(self.options.seed, self.number, self.done)
+            rate = warmed_cosine(self.done, self.steps, max(1, self.steps // 20), lr, lr / 100)
+            for optimizer in self.optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * group["factor"]
+            self._waiting.append(self.step())
             if self.progress is not None and perf_counter() - looked > SECONDS_BETWEEN_LOOKS:
                 self.progress(self.done, self.steps, self.words(self.losses()[-1]))
                 looked = perf_counter()
@@ -160,24 +155,20 @@ class StageRun(ABC):
                 losses = self.losses()  # raises before a broken state could replace a good one
                 optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
                 state = {"losses": losses, "parts": self.parts.state_dict(), "optimizers": optimizers}
-                if main:
-                    files.save_checkpoint(state | {"fingerprint": run})
+                files.save_checkpoint(state | {"fingerprint": run})
         self.losses()  # raises if one of the last losses is not finite
         result = self.result()
-        if files is not None and main:
+        if files is not None:
             files.save_result(self.parts, result, run)
-        if self.accelerator is not None:
-            self.accelerator.wait_for_everyone()
         return result
 
     def batch(self) -> Batch:
-        """This process's rows of the next step's batch, on its device."""
-        return shared(self.batches(self.done), self.device, self.accelerator)
+        """The next step's batch."""
+        return placed(self.batches(self.done), self.device)
 
     def update(self, name: str) -> None:
         """Take one step of a part's optimiser with the present gradients, then drop these."""
         parameters = list(self.parts[name].parameters())
-        average_gradients(parameters, self.accelerator)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.options.clip_norm)
         self.optimizers[name].step()
@@ -193,21 +184,13 @@ class StageRun(ABC):
             self._losses.append(row)
         return self._losses
 
-    def _one_step(self) -> None:
-        seed_step(self.options.seed, self.number, self.done)
-        lr, steps = self.options.lr, self.steps
-        rate = warmed_cosine(self.done, steps, max(1, steps // 20), lr, lr / 100)
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["factor"]
-        self._waiting.append(self.step())
 
-
-def _groups(named: Iterable[tuple[str, nn.Parameter]], scale_factor: float) -> list[dict[str, Any]]:
+def _groups(part: nn.Module, names: Mapping[nn.Parameter, str], scale_factor: float) -> list[dict[str, Any]]:
     """Group parameters by the ``factor`` of their learning rate: scales learned as logarithms have their own."""
     found: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in named:
-        found.setdefault(scale_factor if name.rpartition(".")[2].startswith("log_") else 1.0, []).append(parameter)
+    for parameter in part.parameters():
+        is_scale = names[parameter].rpartition(".")[2].startswith("log_")
+        found.setdefault(scale_factor if is_scale else 1.0, []).append(parameter)
     return [{"params": found[own], "factor": own} for own in sorted(found, key=lambda own: own != 1.0)]
 
 
@@ -218,30 +201,9 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     return model(**batch, **uncached, **options)
 
 
-def shared(batch: Batch, device: torch.device, accelerator: "Accelerator | None" = None) -> Batch:
-    """This process's rows of a batch, on its device."""
-    if accelerator is not None and accelerator.num_processes > 1:
-        rank, processes = accelerator.process_index, accelerator.num_processes
-        rows = len(next(iter(batch.values())))
-        if rows % processes:
-            raise OptionError("batch_size", f"must be a multiple of the {processes} processes, got {rows}")
-        batch = {name: value[rank::processes] for name, value in batch.items()}
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """A batch on the device."""
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-
-
-def average_gradients(parameters: Sequence[nn.Parameter], accelerator: "Accelerator | None") -> None:
-    """Average the gradients of all processes in one message; each process saw equally many rows."""
-    if accelerator is None or accelerator.num_processes == 1:
-        return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    dtype = compute_dtype(*gradients)
-    mean = accelerator.reduce(torch.cat([gradient.flatten().to(dtype) for gradient in gradients]), "mean")
-    for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-def is_main(accelerator: "Accelerator | None") -> bool:
-    return accelerator is None or bool(accelerator.is_main_process)
 
 
 def in_fp32(core: nn.Module) -> nn.Module:
@@ -260,6 +222,21 @@ def in_eval(model: nn.Module) -> Iterator[torch.device]:
     finally:
         for module, training in before.items():
             module.training = training
+
+
+@contextmanager
+def in_stage(model: nn.Module) -> Iterator[None]:
+    """Eval mode of a converted model; on exit its own parameters take gradients as before, and hold none."""
+    if not linearized_layers(model):
+        raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with in_eval(model):
+            yield
+    finally:
+        for parameter, wanted in before:
+            parameter.requires_grad_(wanted)
+            parameter.grad = None
 
 
 @contextmanager

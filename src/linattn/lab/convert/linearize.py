@@ -15,7 +15,7 @@ from linattn.convert.evaluate.needles import encoder, least_length
 from linattn.convert.files import save_linearized
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.plan import METHODS
-from linattn.convert.run import check_loss, check_objective, check_targets, linearize, taken, with_recipe
+from linattn.convert.run import check_stages, linearize, taken, with_recipe
 from linattn.convert.training.data import TokenText, read_text
 from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
@@ -38,7 +38,7 @@ BOTH = ("steps", "tokens", "batch_size", "length", "recall_share", "lr")  # opti
 FIRST = {name: name for name in (*BOTH, "loss")}
 SECOND = {f"finetune_{name}": name for name in BOTH} | {
     name: name for name in ("rank", "alpha", "objective", "targets", "pooled_weight", "hidden_weight", "train_cores",
-                            "scale_factor", "accumulation")
+                            "scale_factor")
 }  # fmt: skip
 SHOWN = ("steps", "tokens", "length", "lr", "finetune_steps", "finetune_lr", "rank")  # on the first page of the help
 ALIKE = ("length", "recall_share")  # which the second stage has from the first, unless it is told otherwise
@@ -226,11 +226,8 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             about = {"layers": "layers"} | dict.fromkeys(options, "option")
             found = [name for start, name in about.items() if str(error).startswith(start)]
             raise OptionError(found[0] if found else "method", str(error)) from error
-        if self.text and stages["transfer"] is not None:
-            check_loss(plan, stages["transfer"])
-        if self.text and stages["finetune"] is not None:
-            check_targets(model, stages["finetune"])
-            check_objective(model, stages["finetune"])
+        if self.text:
+            check_stages(model, options, **stages)
 
     def evaluator(self, model: Any, settings: Mapping[str, Any], tokenizer: Any, screen: Screen) -> Evaluator:
         options = EvaluationOptions(**{each.name: getattr(self, each.name) for each in fields(EvaluationOptions)})
@@ -243,13 +240,11 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             pieces = held_out_pieces(read_text(list(self.text), tokenizer), options)
             texts = [tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces]
         if causal and self.needle_lengths is None:  # those that nobody asked for are left out where a needle is longer
-            least, lengths = least_length(encoder(tokenizer), options.needle_digits), options.needle_lengths or ()
+            least, lengths = least_length(encoder(tokenizer)), options.needle_lengths or ()
             for length in [length for length in lengths if length < least]:
                 screen.say(f"no needles in {length} tokens: the needle and its question have {least}")
             options = replace(options, needle_lengths=tuple(length for length in lengths if length >= least))
         rows = None if self.probe is None else labelled(self.probe)
-        if rows is not None and options.probe_texts is not None:
-            rows = rows.first(options.probe_texts)
         return Evaluator(
             tokenizer, texts, options, causal=causal, labelled=rows, pieces=pieces,
             tell=lambda line: screen.say(f"  {line}"),
