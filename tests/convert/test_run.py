@@ -12,6 +12,7 @@ from linattn.convert.convert import linearized_layers
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.run import paper_stages, with_recipe
 from linattn.convert.training import data
+from linattn.convert.training.loop import average_gradients, shared
 from linattn.convert.transfer import TransferOptions
 from linattn.support.options import OptionError
 
@@ -117,6 +118,28 @@ def test_degrees_of_freedom_split_the_cost(text):
     assert [layer["feature_dim"] for layer in fixed.linearize_report.plan["layers"].values()] == [32, 32]
     units = [layer.core.features.log_unit for layer in linearized_layers(fixed).values()]
     assert all((unit != 0).all() for unit in units)  # the same start as with dimensions of their own
+
+
+def test_processes_share_a_batch_and_average_their_gradients():
+    class Two:
+        """The second of two processes; the first has twice its gradients."""
+
+        num_processes, process_index = 2, 1
+
+        def reduce(self, tensor, how):
+            assert how == "mean"
+            return (tensor + 2 * tensor) / 2
+
+    batch = {"input_ids": torch.arange(8).view(4, 2)}
+    assert shared(batch, torch.device("cpu"), Two())["input_ids"].tolist() == [[2, 3], [6, 7]]
+    with pytest.raises(OptionError, match="batch_size: must be a multiple of the 2 processes, got 3"):
+        shared({"input_ids": torch.zeros(3, 1)}, torch.device("cpu"), Two())
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (3,), (1,))]
+    for number, parameter in enumerate(parameters[:2]):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    average_gradients(parameters, Two())
+    assert [parameter.grad.unique().item() for parameter in parameters[:2]] == [1.5, 3.0]
+    assert parameters[2].grad is None
 
 
 BOTH = {"batch_size": 8, "clip_norm": 1.0, "tokens": 20_000_000}

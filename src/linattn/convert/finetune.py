@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError
 from linattn.support.progress import Report
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 IGNORED = -100
 MOST_LOGITS = 2**27  # logits converted to fp32 at once: 512 MiB
@@ -76,6 +79,7 @@ def finetune(
     folder: Path | None = None,
     *,
     progress: Report | None = None,
+    accelerator: "Accelerator | None" = None,
 ) -> list[float]:
     """Train adapters on a converted model and merge them, which leaves a plain converted model with new weights.
 
@@ -88,7 +92,7 @@ def finetune(
     options = options or FinetuneOptions()
     identity = {"model": model_digest(model), "weights": weights_digest(model)}
     with in_stage(model), adapted_model(model, options) as adapted:
-        run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress)
+        run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress, accelerator=accelerator)
         losses: list[float] = run.go(identity)["losses"]
     return losses
 

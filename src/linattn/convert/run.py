@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.finetune import finetune as learn_adapters
 from linattn.convert.plan import Plan
 from linattn.convert.training.data import Data, Source
-from linattn.convert.training.loop import Batch, Batches, StageOptions
+from linattn.convert.training.loop import Batch, Batches, StageOptions, is_main
 from linattn.convert.transfer import LayerCurve, TransferOptions
 from linattn.convert.transfer import transfer as learn_attention
 from linattn.support.config import Config, option
@@ -25,6 +25,9 @@ from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder, check_option
 from linattn.support.progress import reported
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 OnStage = Callable[[str, nn.Module], None]
 
@@ -109,6 +112,7 @@ def linearize(
     layers: Sequence[int] | None = None,
     progress: bool = False,
     on_stage: OnStage | None = None,
+    accelerator: "Accelerator | None" = None,
     **method_options: Any,
 ) -> Any:
     """Replace the attention of a pretrained model in place, and train the new parts on text.
@@ -129,6 +133,7 @@ def linearize(
         progress: show a bar.
         on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model, whose
             ``linearize_report`` holds what is known so far.
+        accelerator: of accelerate, for other devices and several processes.
         method_options: fields of ``linattn.convert.plan.LayerPlan`` that differ from the method's own. The method
             ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of :class:`Split`: ``cost``,
             the mean number of features, ``clip`` and ``tolerance``.
@@ -166,6 +171,8 @@ def linearize(
         transfer, finetune = (None if stage is None else data.sized(stage) for stage in (transfer, finetune))
     tokens = [_tokens_of(stage) for stage in (transfer, finetune)]  # tokens without a length are refused
     check_stages(model, method_options, transfer, finetune)
+    if accelerator is not None:
+        model.to(accelerator.device)
     begun, seed = perf_counter(), stages[0].seed if stages else 0
     probe = None if data is None else data.batches(data.sized(stages[0] if stages else TransferOptions()))
     chosen, degrees = _planned(model, method, layers, split, method_options, probe)
@@ -182,7 +189,7 @@ def linearize(
         seconds = perf_counter() - begun
         figure = None if quality is None else quality.of(model)
         report.stages.append(StageFigures(name, figure, seconds, tokens))
-        if folder is not None:
+        if folder is not None and is_main(accelerator):
             write_json(Path(folder) / "linearize_report.json", report.as_dict())
         model.linearize_report = report
         if on_stage is not None:
@@ -198,9 +205,9 @@ def linearize(
     done("converted")
 
     def train(name: str, learn: Callable[..., Any], stage: StageOptions, source: Data, **more: Any) -> Any:
-        with reported(name, hidden=not progress) as bar:
+        with reported(name, hidden=not (progress and is_main(accelerator))) as bar:
             place = None if folder is None else Path(folder) / name
-            return learn(model, source.batches(stage), stage, place, progress=bar, **more)
+            return learn(model, source.batches(stage), stage, place, progress=bar, accelerator=accelerator, **more)
 
     if data is not None and transfer is not None:
         report.curves = train("transfer", learn_attention, transfer, data, held_out=data.held_out)

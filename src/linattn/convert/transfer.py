@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from linattn.convert.convert import Observation, Observer, linearized_layers, observing
-from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_fp32, in_stage, placed, quiet
+from linattn.convert.training.loop import Batch, Batches, StageOptions, StageRun, call, in_fp32, in_stage, quiet, shared
 from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import model_digest
 from linattn.support.config import option
 from linattn.support.progress import Report
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ def transfer(
     *,
     held_out: Sequence[Batch] = (),
     progress: Report | None = None,
+    accelerator: "Accelerator | None" = None,
 ) -> list[LayerCurve]:
     """Train the cores of a converted model, layer by layer, against its own softmax attention.
 
@@ -75,16 +79,17 @@ def transfer(
         folder: for this stage alone; checkpoints and the result are written there. None: nothing is written.
         held_out: batches to measure errors on.
         progress: called with the steps done, the steps in all, and words.
+        accelerator: of accelerate, for several processes that share the batches, or for another device than the
+            model's.
     Raises:
         ResumeError: the folder holds another run; says what differs.
         UnstableError: a loss is not finite; says where.
     """
+    around = {"batches": batches, "folder": folder, "progress": progress, "accelerator": accelerator}
     with in_stage(model):
         for layer in linearized_layers(model).values():
             in_fp32(layer.core).requires_grad_(True)
-        run = _Transfer(
-            model, options or TransferOptions(), held_out, batches=batches, folder=folder, progress=progress
-        )
+        run = _Transfer(model, options or TransferOptions(), held_out, **around)
         with _stopping(model, run.learn) as run.teacher:
             return [LayerCurve(**curve) for curve in run.go({"cores": model_digest(run.parts)})["curves"]]
 
@@ -154,7 +159,7 @@ def transfer_errors(model: nn.Module, batches: Iterable[Batch]) -> dict[int, flo
 
     with quiet(model) as device, _stopping(model, observe) as run:
         for batch in batches:
-            run(placed(batch, device))
+            run(shared(batch, device))
     return {number: float(sums[number][0] / sums[number][1]) for number in layers}
 
 
@@ -193,7 +198,8 @@ def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
 def relative_error(core: nn.Module, seen: Observation) -> Tensor:
     """The share of the teacher's output that the student misses: 0 is exact, 1 is as bad as no output at all.
 
-    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share.
+    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share. It is
+    a mean over rows, so that processes that share the rows each compute a part of the loss.
     """
     difference, size = output_error(core, seen)
     return (difference / size.clamp_min(torch.finfo(size.dtype).tiny)).mean()

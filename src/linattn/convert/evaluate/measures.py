@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from linattn.convert.adapters.families import find_adapter
 from linattn.convert.finetune import answer_of
-from linattn.convert.training.loop import Batch, call, placed, quiet
+from linattn.convert.training.loop import Batch, call, quiet, shared
 
 ROWS = 2**25  # logits converted to fp32 at once: 128 MiB
 
@@ -141,7 +141,7 @@ class Quality:
     def _outputs(self, model: nn.Module) -> Iterator[tuple[Batch, Any]]:
         with quiet(model) as device:
             for batch in self.batches:
-                given = placed(batch, device)
+                given = shared(batch, device)
                 yield given, call(model, given)
 
 

@@ -8,19 +8,23 @@ from inspect import signature
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from linattn.convert.convert import linearized_layers
+from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import RunFolder
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 from linattn.support.progress import Report
 from linattn.support.schedule import warmed_cosine
 from linattn.support.seeds import seed_step
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
 Batch = Mapping[str, Tensor]
 """Arguments of the model by name: ``input_ids (B, T)``, ``attention_mask``, ``pixel_values``, ..."""
@@ -46,7 +50,7 @@ class StageOptions(Config):
 
     steps: int = option(300, "Training steps.", least=1)
     tokens: int | None = option(None, "Tokens to train on, instead of steps; rounded up to whole steps.", least=1)
-    batch_size: int = option(8, "Sequences per step.", least=1)
+    batch_size: int = option(8, "Sequences per step, over all processes together.", least=1)
     length: int | None = option(
         None, "Tokens of a sequence.", least=2, default_text="what the model was made for, at most 1024"
     )
@@ -78,7 +82,7 @@ class StageRun(ABC):
     Args:
         parts: modules to train, by name, each with a gradient norm and an optimiser of its own; parts without
             parameters are only measured.
-        batches, folder, progress: as in ``linattn.convert.transfer.transfer``.
+        batches, folder, progress, accelerator: as in ``linattn.convert.transfer.transfer``.
     """
 
     number: ClassVar[int]  # of the stage; it separates the random numbers of the two
@@ -92,9 +96,12 @@ class StageRun(ABC):
         batches: Batches,
         folder: Path | None,
         progress: Report | None,
+        accelerator: "Accelerator | None",
     ) -> None:
+        if accelerator is not None:
+            model.to(accelerator.device)
         self.model, self.parts, self.options = model, nn.ModuleDict(parts), options
-        self.batches, self.progress = batches, progress
+        self.batches, self.progress, self.accelerator = batches, progress, accelerator
         self.files = None if folder is None else RunFolder(Path(folder))
         self.device = next(model.parameters()).device
         names = {parameter: name for name, parameter in model.named_parameters()}
@@ -128,9 +135,10 @@ class StageRun(ABC):
     def go(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Run all steps, or those that are left; ``identity`` tells this run from others."""
         told: dict[str, Any] = getattr(self.batches, "fingerprint", dict)()
-        run = self.options.values(affecting=True) | {**identity, "batches": told}
-        files, looked, lr = self.files, perf_counter(), self.options.lr
-        if files is not None:
+        processes = 1 if self.accelerator is None else self.accelerator.num_processes
+        run = self.options.values(affecting=True) | {**identity, "batches": told, "processes": processes}
+        files, main, looked, lr = self.files, is_main(self.accelerator), perf_counter(), self.options.lr
+        if files is not None and main:
             files.remove_halves()  # of a run that was killed
         if files is not None and (finished := files.load_result(run)) is not None:
             self.parts.load_state_dict(files.load_weights())
@@ -155,20 +163,24 @@ class StageRun(ABC):
                 losses = self.losses()  # raises before a broken state could replace a good one
                 optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
                 state = {"losses": losses, "parts": self.parts.state_dict(), "optimizers": optimizers}
-                files.save_checkpoint(state | {"fingerprint": run})
+                if main:
+                    files.save_checkpoint(state | {"fingerprint": run})
         self.losses()  # raises if one of the last losses is not finite
         result = self.result()
-        if files is not None:
+        if files is not None and main:
             files.save_result(self.parts, result, run)
+        if self.accelerator is not None:
+            self.accelerator.wait_for_everyone()
         return result
 
     def batch(self) -> Batch:
-        """The next step's batch."""
-        return placed(self.batches(self.done), self.device)
+        """This process's rows of the next step's batch, on its device."""
+        return shared(self.batches(self.done), self.device, self.accelerator)
 
     def update(self, name: str) -> None:
         """Take one step of a part's optimiser with the present gradients, then drop these."""
         parameters = list(self.parts[name].parameters())
+        average_gradients(parameters, self.accelerator)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.options.clip_norm)
         self.optimizers[name].step()
@@ -201,9 +213,30 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     return model(**batch, **uncached, **options)
 
 
-def placed(batch: Batch, device: torch.device) -> Batch:
-    """A batch on the device."""
+def shared(batch: Batch, device: torch.device, accelerator: "Accelerator | None" = None) -> Batch:
+    """This process's rows of a batch, on its device."""
+    if accelerator is not None and accelerator.num_processes > 1:
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        rows = len(next(iter(batch.values())))
+        if rows % processes:
+            raise OptionError("batch_size", f"must be a multiple of the {processes} processes, got {rows}")
+        batch = {name: value[rank::processes] for name, value in batch.items()}
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], accelerator: "Accelerator | None") -> None:
+    """Average the gradients of all processes in one message; each process saw equally many rows."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    dtype = compute_dtype(*gradients)
+    mean = accelerator.reduce(torch.cat([gradient.flatten().to(dtype) for gradient in gradients]), "mean")
+    for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def is_main(accelerator: "Accelerator | None") -> bool:
+    return accelerator is None or bool(accelerator.is_main_process)
 
 
 def in_fp32(core: nn.Module) -> nn.Module:
