@@ -12,7 +12,6 @@ from kernels.budget import Call, Tensors, assert_within, moved
 from kernels.device import DEVICE
 from linattn import create_mechanism
 from linattn.kernels.reflection import library
-from linattn.ops.explain import explain
 from linattn.ops.reflection.api import pair_matrices, reflect_heads
 from linattn.ops.reflection.types import Modulation
 
@@ -134,9 +133,6 @@ def test_pairs(R: int, modulated: bool) -> None:
 
 def test_a_name_is_never_replaced() -> None:
     t = draw(T=5)
-    for impl in ("reference", "recurrent", "chunked", "triton"):
-        assert explain(**t, op=reflect_heads, impl=impl, variance=True).impl == impl
-    assert explain(**t, op=reflect_heads).impl == ("triton" if DEVICE == "cuda" else "chunked")
     double = {name: x.double() for name, x in t.items()}
     with pytest.raises(ValueError, match=r"impl='triton' cannot serve this call: kernels take float32"):
         reflect_heads(**double, impl="triton")
