@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ class Pretrained(Config):
     precision: Literal["", "fp32", "bf16"] = option(
         "", "Type of the weights: fp32 or bf16.", default_text="bf16 on cuda", rare=True
     )
-    page: bool = option(True, "Write a page with charts.", affects=False, rare=True)
 
     def place(self) -> torch.device:
         name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,10 +44,6 @@ class Pretrained(Config):
 
     def load(self) -> Any:
         return load(self.model, str(self.place()), self.type_of_weights())
-
-    def draws_page(self) -> bool:
-        """Whether a page is wanted, and what draws it is installed."""
-        return self.page and all(map(find_spec, ("pandas", "jinja2", "matplotlib")))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from dataclasses import field as dataclass_field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -89,6 +90,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     probe: Path | None = field(
         None, "Encoders: folder with labelled train.jsonl and test.jsonl.", group=FIGURES, affects=False, rare=True
     )
+    page: bool = field(True, "Write a page with charts.", affects=False, rare=True)
     evaluate: bool = field(True, "Measure the teacher and each stage.", group=FIGURES, affects=False)
     option: dict[str, Any] = field(
         {}, "Option of the method: key=value, such as window=128 or mechanism=mirror; may be given again."
@@ -135,7 +137,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         screen.say(f"model   {self.out}")
         figures = self.figures(settings, converted.linearize_report.as_dict(), evaluator) | {"ablation": ablation}
         write_json(self.out / "report.json", figures)
-        if self.draws_page():
+        if self.page and all(map(find_spec, ("pandas", "jinja2", "matplotlib"))):
             from linattn.lab.convert.linearize_page import lead, sections
             from linattn.lab.page import write_page
 
