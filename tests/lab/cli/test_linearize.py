@@ -63,7 +63,6 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     assert report["meta"]["config"]["precision"] == "fp32"
 
     root = parse((out / "report.html").read_text())
-    assert f"{last['perplexity'][0]['perplexity']:.2f}" in root.find("p", class_="lead")[0].text
     stages = table_of(root, "Stage by stage")
     assert list(stages) == ["teacher", "converted", "transfer", "finetune"]
     assert stages["finetune"]["perplexity at 64"] == f"{last['perplexity'][0]['perplexity']:.4g}"

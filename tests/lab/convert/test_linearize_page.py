@@ -4,7 +4,7 @@ import pytest
 from tests.lab.page.html_page import parse, table_of
 
 from linattn.convert.evaluate.evaluator import NO_LINEAR
-from linattn.lab.convert.linearize_page import lead, plan_words, sections
+from linattn.lab.convert.linearize_page import plan_words, sections
 from linattn.lab.page import render
 
 
@@ -57,7 +57,7 @@ def results():
 
 
 def page(results):
-    return parse(render("tiny", sections(results), results["meta"], lead(results)))
+    return parse(render("tiny", sections(results), results["meta"]))
 
 
 def alts(root, name):
@@ -80,17 +80,9 @@ def test_the_page_shows_every_figure(results):
     assert without["nats lost at 256"] == "+0.0600 ± 0.0100"
     assert without["needles in noise lost at 256"] == "+0.00 ± 0.20 (may be chance)"
     assert without["needles in text lost at 256"] == "+0.39 ± 0.10"
-    samples = root.find("section", id="samples-side-by-side")[0].text
-    assert all(words in samples for words in ("Once <b> …", "teacher: upon a time", "finetune: there & <i>then"))
     assert all(words in root.find("section", id="made")[0].text for words in ("linattn x", "lr 0.5"))
     assert "teacher 1 MiB to 2 MiB; finetune 256 KiB to 256 KiB" in alts(root, "cost")[0]
     assert "layer 0 0.5 to 0.1; layer 1 0.5 to 0.1" in alts(root, "transfer")[0]
-
-
-def test_the_lead_says_what_was_lost(results):
-    said = lead(results)
-    assert "2 attention layers were converted. 5,000 tokens were read" in said
-    assert "went from 15.00 to 16.50 (+10.0 %)" in said
 
 
 def test_degrees_of_freedom_stand_beside_the_dimensions_chosen_by_them(results):
@@ -107,7 +99,6 @@ def test_a_report_of_little_and_of_infinities_is_still_a_page(results):
     root = page(results)
     assert table_of(root, "Stage by stage")["teacher"]["perplexity at 8"] == "inf"
     assert not root.find("section", id="cost")
-    assert not root.find("section", id="samples-side-by-side")
     assert not page(results | {"stages": []}).find("section", id="stage-by-stage")
 
 

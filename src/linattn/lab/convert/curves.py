@@ -30,20 +30,17 @@ def chart(name: str, title: str, reading: str, *panels: tuple[str, str, Curves, 
     names = dict.fromkeys(curve for _, _, curves, _ in drawn for curve in curves)
     look = styles([REFERENCE, *(curve for curve in names if curve != TEACHER)])
     look = {curve: look[REFERENCE if curve == TEACHER else curve] for curve in names}
-    made = [_panel(heading, label, curves, look, **options) for heading, label, curves, options in drawn]
+    made = []
+    for heading, label, curves, options in drawn:
+        shown = options.get("shown", short)
+        ends = "; ".join(f"{curve} {shown(points[0][1])} to {shown(points[-1][1])}" for curve, points in curves.items())
+        draw = partial(_draw, title=heading, label=label, curves=curves, look=look, **options)
+        made.append(Panel(draw, f"{heading}, from left to right: {ends}.", left=0.72 if shown is binary else 0.56))
     return [Section(title, chart=Chart(name, title, reading, made, look))] if made else []
 
 
-def _panel(
-    title: str, label: str, curves: Curves, look: dict[str, Style], shown: Callable[[float], str] = short, **rule: Any
-) -> Panel:
-    ends = "; ".join(f"{name} {shown(points[0][1])} to {shown(points[-1][1])}" for name, points in curves.items())
-    draw = partial(_draw, title=title, label=label, curves=curves, look=look, shown=shown, **rule)
-    return Panel(draw, f"{title}, from left to right: {ends}.", left=0.72 if shown is binary else 0.56)
-
-
 def _draw(
-    axes: Any, *, title: str, label: str, curves: Curves, look: dict[str, Style], shown: Callable[[float], str],
+    axes: Any, *, title: str, label: str, curves: Curves, look: dict[str, Style], shown: Callable[[float], str] = short,
     log: int | None = None, limits: tuple[float, float] | None = None,
     dotted: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> None:  # fmt: skip

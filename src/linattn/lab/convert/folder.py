@@ -60,10 +60,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise OptionError("model", f"must be a folder with config.json and weights, got {folder}")
-    try:
+    with named("model"):
         config: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise OptionError("model", f"{path} is no JSON: {error}") from error
     return config
 
 
@@ -123,8 +121,8 @@ def documents(name: str, source: str) -> list[str]:
         return [as_text(document) for document in read_documents(source)]
 
 
-def labelled(folder: Path) -> Labelled:
-    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels."""
+def labelled(folder: Path, most: int | None) -> Labelled:
+    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels; ``most`` of each class, None: all."""
     parts: list[list[Any]] = []
     for path in (folder / "train.jsonl", folder / "test.jsonl"):
         if not path.is_file():
@@ -134,4 +132,4 @@ def labelled(folder: Path) -> Labelled:
             if not all(isinstance(row.get("label"), int) for row in rows):
                 raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
             parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
-    return Labelled(*parts)
+    return Labelled(*parts) if most is None else Labelled(*parts).first(most)

@@ -84,22 +84,9 @@ class Inspect(InspectOptions, Pretrained):
         screen.table(name, titles, rows)
         learned = f"after {self.steps} steps of training each" if self.steps else "untrained"
         screen.table(f"The share of the softmax output that each candidate misses, {learned}", *candidates(layers))
-        screen.say(summary(layers))
         screen.say(f"numbers {folder / 'inspect.json'}")
         screen.result(results)
         return 0
-
-
-def summary(layers: Sequence[Layer]) -> str:
-    """Say in a sentence which candidates fit.
-
-    Example:
-        >>> summary([{"choice": "window"}, {"choice": "still"}, {"choice": "window"}])
-        'window fits 2 of 3 layers, still fits 1 of 3 layers.'
-    """
-    chosen = [layer["choice"] for layer in layers]
-    order = sorted(set(chosen), key=lambda name: (-chosen.count(name), name))
-    return ", ".join(f"{name} fits {chosen.count(name)} of {len(chosen)} layers" for name in order) + "."
 
 
 def candidates(layers: Sequence[Layer]) -> tuple[list[str], list[list[object]]]:

@@ -1,6 +1,6 @@
 """The page about a conversion: what it cost, and what it gained."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -31,18 +31,15 @@ COST = (
     "Right: higher is faster; one sequence at a time."
 )
 TRANSFER = "Layers learn independently of one another; drawn are some, from the first to the last."
-SAMPLES = "Greedy decoding: the likeliest token each time, so that no draw tells them apart."
 
 
 def sections(results: Row) -> list[Section]:
-    """What ``report.json`` has, as tables, charts and texts."""
+    """What ``report.json`` has, as tables and charts."""
     stages = results.get("stages") or []
     parts = [Section("Stage by stage", STAGES, _stages(stages))] if stages else []
     parts += _charts(results, stages)
     if results.get("ablation"):
         parts.append(Section("Is it the linear part?", ABLATION, _ablation(results["ablation"])))
-    if samples := list(_samples(stages)):
-        parts.append(Section("Samples side by side", "\n\n".join([*samples, SAMPLES])))
     missed = {str(curve["layer"]): curve for curve in results["transfer"]}
     degrees = {str(row["layer"]): row["degrees"] for row in (results.get("degrees") or {}).get("layers") or []}
     layers = [
@@ -52,26 +49,7 @@ def sections(results: Row) -> list[Section]:
          "of the widest head": degrees.get(name) and max(degrees[name])}
         for name, plan in results["plan"]["layers"].items()
     ]  # fmt: skip
-    return [*parts, Section("Layer by layer", LAYERS, _measured(layers))]
-
-
-def lead(results: Row) -> str:
-    """In a few sentences: how much was converted, and what was lost."""
-    meta, stages = results["meta"], results.get("stages") or []
-    words = [f"{meta['converted']:,} attention layers were converted."]
-    if tokens := meta.get("training_tokens"):
-        words.append(f"{tokens:,} tokens were read in training, repeats counted.")
-    first, last = (stages[0], stages[-1]) if len(stages) > 1 else ({}, {})
-    for teacher, other in zip(first.get("perplexity") or [], last.get("perplexity") or [], strict=False):
-        a, b = teacher["perplexity"], other["perplexity"]
-        change = f"{100 * (b / a - 1):+.1f} %".replace("-", "−")
-        words.append(f"Perplexity at {other['length']:,} tokens went from {a:.2f} to {b:.2f} ({change}).")
-    return " ".join(words)
-
-
-def _measured(rows: Sequence[Row]) -> pandas.DataFrame:
-    """A table without the columns that have no value."""
-    return pandas.DataFrame(rows).dropna(axis="columns", how="all")
+    return [*parts, Section("Layer by layer", LAYERS, pandas.DataFrame(layers).dropna(axis="columns", how="all"))]
 
 
 def _figures(row: Row) -> dict[str, float]:
@@ -95,7 +73,7 @@ def _stages(stages: Sequence[Row]) -> pandas.DataFrame:
             "cosine to the teacher": (stage.get("agreement") or {}).get("mean"), "probe, % right": stage.get("probe"),
             "largest class of the probe, %": stage.get("probe_largest_class"),
         })  # fmt: skip
-    return _measured(rows)
+    return pandas.DataFrame(rows).dropna(axis="columns", how="all")
 
 
 def _ablation(ablation: Row) -> pandas.DataFrame:
@@ -124,15 +102,6 @@ def plan_words(plan: Row) -> str:
     parts += [f"window {window}"] * bool(window)
     parts += [f"1/{1 / plan['ratio']:g} kept"] if plan.get("ratio") else []
     return ", ".join(parts + ([f"at most {plan['cap']} kept"] if plan.get("cap") else []))
-
-
-def _samples(stages: Sequence[Row]) -> Iterator[str]:
-    """What the teacher and the last stage write after the same prompts."""
-    writing = [stage for stage in stages if stage.get("samples")]
-    for number, sample in enumerate(writing[0]["samples"] if writing else ()):
-        yield f"{sample['prompt']} …"
-        for stage in writing[:1] + writing[1:][-1:]:
-            yield f"{stage['name']}: {stage['samples'][number]['text']}"
 
 
 def _charts(results: Row, stages: Sequence[Row]) -> list[Section]:

@@ -102,9 +102,6 @@ class Dof(Laboratory):
         return [{"source": source, "head": head, "config": shared | own} for source, own in sources.items()
                 for head in range(self.heads)]  # fmt: skip
 
-    def title(self, case: Case) -> str:
-        return f"{case['source']}, head {case['head'] + 1} of {case['config']['heads']}"
-
     @staticmethod
     def measure(case: Case, work: Work) -> dict[str, Any]:
         """``rows`` of all samplings and numbers of features on one head; none where a source has fewer heads."""

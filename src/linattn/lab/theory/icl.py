@@ -154,8 +154,7 @@ class Icl(Laboratory):
                 for title, shown in own.groupby(panels, sort=False)
             ]  # fmt: skip
             parts += chart(f"icl-{family}", family.replace("-", " ").capitalize(), READING + SEEN[family], *made)
-        units = {"theory": "risk/d", "trained": "risk/d"}
-        return [*parts, Section("Every trained model", table=frame, units=units)]
+        return [*parts, Section("Every trained model", table=frame, units={"theory": "risk/d", "trained": "risk/d"})]
 
 
 def trained(config: Row, family: str, model: str, cells: Sequence[Cell], work: Work) -> Any:
