@@ -53,6 +53,12 @@ def test_softmax_rows_are_those_of_the_formula():
     assert row["kind"] == "sharper"
 
 
+def test_a_mechanism_that_does_not_fit_says_why():
+    row = measure_layer("mirror", random_activations(batch=1, heads=1, tokens=8, head_dim=7), SCALES)
+    assert "even" in row["reason"]
+    assert "pse" not in row
+
+
 def test_captured_activations_are_what_the_layers_made_of_their_input():
     torch.manual_seed(0)
     model = create_vit("digits", "softmax", depth=2).double().eval()

@@ -60,8 +60,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise OptionError("model", f"must be a folder with config.json and weights, got {folder}")
-    with named("model"):
+    try:
         config: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise OptionError("model", f"{path} is no JSON: {error}") from error
     return config
 
 
@@ -108,11 +110,10 @@ def _class_of(config: dict[str, Any]) -> Any:
     """The class that wrote the weights."""
     import transformers
 
-    names = config.get("architectures") or ["none"]
-    cls = getattr(transformers, names[0], None)
-    if cls is None:
-        raise OptionError("model", f"has the architecture {names[0]}, which this transformers does not have")
-    return cls
+    name = (config.get("architectures") or ["none"])[0]
+    if not hasattr(transformers, name):
+        raise OptionError("model", f"has the architecture {name}, which this transformers does not have")
+    return getattr(transformers, name)
 
 
 def documents(name: str, source: str) -> list[str]:
