@@ -16,8 +16,8 @@ class CapturedCall:
     """One call of a mechanism: its arguments, and where the tokens are in the image.
 
     ``name`` is that of the ``Attention`` layer in the model, or of the mechanism itself if it is not inside one.
-    ``grid`` and ``key_grid`` are the planes (rows, columns) of queries and keys, None if they were not passed to the
-    layer.
+    ``inputs`` are that layer's; ``grid`` and ``key_grid`` are the planes (rows, columns) of queries and keys. They are
+    None if they were not passed to a layer.
     """
 
     name: str
@@ -26,6 +26,7 @@ class CapturedCall:
     k: Tensor
     v: Tensor
     kwargs: dict[str, Any]
+    inputs: Tensor | None
     grid: tuple[int, int] | None
     key_grid: tuple[int, int] | None
 
@@ -52,23 +53,24 @@ def capture(model: nn.Module, images: Tensor) -> list[CapturedCall]:
         (['blocks.0.attn', 'blocks.1.attn', 'blocks.2.attn'], torch.Size([2, 3, 17, 16]), (4, 4))
     """
     calls: list[CapturedCall] = []
-    planes: dict[str, tuple[int, int] | None] = {}  # planes of the call that a layer is in
+    entered: dict[str, Any] = {}  # input and plane of the call that a layer is in
     layers = {id(m.mechanism): (name, m) for name, m in model.named_modules() if isinstance(m, Attention)}
 
     def enter(own: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name, layer = layers.get(id(module), (own, None))
         if not isinstance(module, Mechanism):
-            planes[name] = kwargs.get("spatial_shape")
+            entered[name] = (args[0] if args else kwargs["x"]).detach(), kwargs.get("spatial_shape")
             return
         given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
         given = {key: value.detach() if isinstance(value, Tensor) else value for key, value in given.items()}
         q, k, v = (given.pop(key) for key in ("q", "k", "v"))
-        grid = key_grid = planes.get(name)
+        inputs, grid = entered.get(name, (None, None))
+        key_grid = grid
         if grid is not None and layer is not None and layer.reduction is not None:
             key_grid = layer.reduction.reduced_shape(grid)
         # Without the wrappers that torch.compile adds.
         plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
-        calls.append(CapturedCall(plain, module, q, k, v, given, grid, key_grid))
+        calls.append(CapturedCall(plain, module, q, k, v, given, inputs, grid, key_grid))
 
     # Each has its own mode again afterwards, as parts of a model may have been frozen.
     modes = [(module, module.training) for module in model.modules()]

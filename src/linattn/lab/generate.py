@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.lab.convert.folder import has_tokenizer, is_linearized, load, load_tokenizer, named, read_config
+from linattn.lab.convert.folder import DTYPES, has_tokenizer, is_linearized, load, load_tokenizer, named, read_config
 from linattn.lab.screen import Screen
 from linattn.lab.train.config import Precision
 from linattn.support.config import Config, option
@@ -83,7 +83,7 @@ class Generate(Config):
         if not all(rows):
             raise OptionError("prompt", "must have at least one token to go on from, got an empty one")
         length = max(map(len, rows))
-        config = getattr(text.model, "config", None)
+        config: Any = getattr(text.model, "config", None)
         places = config.max_position_embeddings if getattr(config, "model_type", "") == "linattn" else None
         if places is not None and length + self.max_new_tokens - 1 > places:  # the last new token is never read
             raise OptionError(
@@ -150,8 +150,7 @@ def _load_causal(folder: Path, precision: str) -> Any:
     register_auto_classes()
     if not read_config(folder).get("causal", True):
         raise OptionError("checkpoint", f"must be a causal language model, and this is an encoder: {folder}")
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision], output_loading_info=True)
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise OptionError("checkpoint", f"must be a language model with all its weights; {missing[0]} is not there")

@@ -63,7 +63,6 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     assert report["meta"]["config"]["precision"] == "fp32"
 
     root = parse((out / "report.html").read_text())
-    assert f"{last['perplexity'][0]['perplexity']:.2f}" in root.find("p", class_="lead")[0].text
     stages = table_of(root, "Stage by stage")
     assert list(stages) == ["teacher", "converted", "transfer", "finetune"]
     assert stages["finetune"]["perplexity at 64"] == f"{last['perplexity'][0]['perplexity']:.4g}"
@@ -224,16 +223,8 @@ def test_a_diagnosis_is_shown_written_and_drawn(folder, text, tmp_path, call):
     layers = json.loads((tmp_path / "inspect.json").read_text())["layers"]
     assert [layer["layer"] for layer in layers] == [0, 1]
     assert all(layer["choice"] in shown for layer in layers)
-    root = parse((tmp_path / "inspect.html").read_text())
-    assert table_of(root, "Layer by layer")["1"]["dim"] == str(layers[1]["dimension"])
-    fits = table_of(root, "What could take its place")
     for layer in layers:
-        for fit in layer["fits"]:
-            assert f"{fit['missed']:.4f}" in fits[fit["name"]][f"layer {layer['layer']}"]
-        assert fits[layer["choice"]][f"layer {layer['layer']}"].endswith("●")
-    assert len(root.find("svg", role="img")) == 4
-    for name in ("attention", "freedom"):
-        assert (tmp_path / f"{name}.png").is_file()
+        assert all(f"{fit['missed']:.4f}{' ●' * (fit['name'] == layer['choice'])}" in shown for fit in layer["fits"])
     for wrong, named in ((["--length", 1], "--length"), (["--candidates", "magic"], "window+salient"),
                          (["--points", 1], "--points")):  # fmt: skip
         code, shown = call("inspect", folder, "--text", text, "--output", tmp_path, *wrong)

@@ -19,14 +19,13 @@ def test_trained_models_reach_their_formulas_and_h3_wins_where_tasks_drift(tmp_p
     for row in rows:
         assert abs(row["trained"] - row["theory"]) < 0.03 * row["theory"] + 3 * row["standard_error"]
         assert row["standard_error"] < 0.015 * row["theory"]
-        assert row["step_error"] < 0.25
     won = {gain["data"]: gain for gain in gains(rows)}
     drifts, stays = won["drift, memory 0.8, n = 8"], won["drift, memory 1, n = 8"]
     assert drifts["measured"] > 0.5 * drifts["by the formulas"] > 1  # percent of the risk
     assert abs(stays["measured"]) < 2
     assert stays["by the formulas"] == 0
     page = (tmp_path / "report.html").read_text()
-    for text in ("memory 0.95: risk / d", "H3 beside linear attention", "memory 0.8", "within 5 %"):
+    for text in ("memory 0.95: risk / d", "H3 gains up to", "memory 0.8", "within 5 %"):
         assert text in page
     assert (tmp_path / "icl-drift.png").stat().st_size > 10_000
 
@@ -41,14 +40,17 @@ def test_wrong_options_are_named():
         Icl(families=("low-rank",), models=("h3",))
 
 
-@pytest.mark.parametrize(("family", "model"), [("low-rank-update", "linear"), ("retrieval", "canon"), ("drift", "elu")])
+UNITS = [("low-rank-update", "linear"), ("retrieval", "canon"), ("drift", "gated")]
+
+
+@pytest.mark.parametrize(("family", "model"), UNITS)
 def test_other_units_give_a_row_for_every_model(family, model, tmp_path):
     lab = Icl(families=(family,), models=(model,), d=3, lengths=(2, 4), seeds=2, steps=20, batch=16, tests=512)
     (case,) = lab.cases()
     rows = [{**case, **row} for row in lab.measure(case, Work(tmp_path))["rows"]]
     curves = {"low-rank-update": 4, "retrieval": 4, "drift": 3}[family]
     assert [(row["n"], row["seed"]) for row in rows] == [(2, 0), (2, 1), (4, 0), (4, 1)] * curves
-    assert all(row["trained"] > 0 and (row["step_error"] is None) == (model == "elu") for row in rows)
+    assert all(row["trained"] > 0 for row in rows)
     assert len(lab.sentences(rows)) == 1
 
 

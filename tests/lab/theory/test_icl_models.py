@@ -1,24 +1,21 @@
-"""Stacks of models: what they compute, that padding and neighbours do not matter, and what is read off from them."""
+"""Stacks of models: what they compute, and that padding and neighbours do not matter."""
 
 import pytest
 import torch
 
 from linattn.lab.theory.icl_models import (
+    STACKS,
     AdaptedStack,
     Cell,
     LinearStack,
     TaskStream,
     fit,
-    learnt_steps,
-    make_stack,
     measure_risks,
     predict,
-    step_errors,
 )
 from linattn.lab.theory.icl_tasks import Curve, Gaussian
 
 D, M = 3, 2
-STACKS = ("linear", "h3", "gated", "canon", "softmax", "mlstm")
 
 
 def generator():
@@ -26,7 +23,7 @@ def generator():
 
 
 def stack_of(name, tokens):
-    stack = make_stack(name, M, D + 1, tokens, generator())
+    stack = STACKS[name](M, D + 1, generator(), *[tokens] * (name == "h3"))
     if name == "gated":
         torch.nn.init.normal_(stack.gate, generator=generator())  # gates that look at their tokens
     return stack
@@ -54,7 +51,7 @@ def by_hand(name, stack, z, m):
     return sum(weights[t] * (z[-1] @ p["query"]) @ (z[t] @ p["key"]) * (z[t] @ p["value"]) for t in range(T))
 
 
-@pytest.mark.parametrize("name", STACKS[:4])
+@pytest.mark.parametrize("name", STACKS)
 def test_a_stack_is_its_models_one_by_one(name):
     stack, tokens = stack_of(name, 6), stream_of(5, 5).draw(4)[0]
     expected = [[by_hand(name, stack, tokens[m, b], m) for b in range(4)] for m in range(M)]
@@ -75,17 +72,6 @@ def test_zeros_in_front_and_other_models_change_nothing(name):
     torch.testing.assert_close(stack(tokens[:, :, 2:])[0], before[0], rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_read_off_is_the_product_of_the_weights():
-    stream = stream_of(4, 6)
-    stack = stack_of("linear", 7)
-    q, k, v = (p.detach() for p in (stack.query, stack.key, stack.value))
-    # x^T Wq (v_y Wk_x + Wk_y v_x)^T x_i y_i: the label may come in as a value or as a key.
-    key = v[:, -1, None, None] * k[:, :-1] + v[:, :-1, None] * k[:, -1:]
-    W = q[:, :-1] @ key.mT / stream.counts[:, None, None]
-    found = learnt_steps(stack, stream)
-    torch.testing.assert_close(found, W.unsqueeze(1).expand(-1, 6, -1, -1), rtol=1e-4, atol=1e-5)
-
-
 def test_the_formulas_own_model_has_no_error():
     stream = stream_of(4, 6)
     optima = [cell.curve.optimum(cell.n) for cell in stream.cells]
@@ -96,7 +82,6 @@ def test_the_formulas_own_model_has_no_error():
         for row, optimum in zip(stack.key, optima, strict=True):
             row[:D, :D] = optimum.preconditioner.T * len(optimum.weights)
         stack.value.zero_()[:, -1] = 1
-    assert max(step_errors(learnt_steps(stack, stream), optima)) < 1e-5
     risks, errors = measure_risks(stack, stream, 20_000, 3000)
     for cell, optimum, risk, error in zip(stream.cells, optima, risks, errors, strict=True):
         assert risk == pytest.approx(optimum.risk / cell.curve.data.power, abs=4 * error)

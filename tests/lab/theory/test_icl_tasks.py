@@ -60,7 +60,7 @@ def test_without_their_own_structure_all_are_isotropic(make, noise):
 
 
 def test_low_rank_is_a_minimum_among_matrices_of_that_rank():
-    optimum = ANY.limited(N, 2)
+    optimum = ANY.optimum(N, rank=2)
     U, s, Vh = torch.linalg.svd(optimum.preconditioner)
     assert s[2] < 1e-12 < s[1]
     left, right = U[:, :2] * s[:2].sqrt(), s[:2].sqrt().unsqueeze(1) * Vh[:2]
@@ -79,5 +79,5 @@ def test_an_update_leaves_the_singular_values_beyond_its_rank():
     values = torch.linalg.svdvals(gap @ root(A))
     for rank in range(D + 1):
         expected = ANY.optimum(N).risk + N * values[rank:].square().sum().item()
-        assert ANY.limited(N, rank, SOURCE).risk == pytest.approx(expected, rel=1e-12)
-    assert ANY.limited(N, 0, SOURCE).risk == pytest.approx(ANY.risk_of(SOURCE.optimum(N).preconditioner, N))
+        assert ANY.optimum(N, rank=rank, source=SOURCE).risk == pytest.approx(expected, rel=1e-12)
+    assert ANY.optimum(N, rank=0, source=SOURCE).risk == pytest.approx(ANY.risk_of(SOURCE.optimum(N).preconditioner, N))

@@ -5,22 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from linattn.lab.command import main
 from linattn.lab.compare import costs
 from linattn.lab.compare import text as text_module
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import text_task
-from linattn.lab.theory import synth
-from linattn.lab.theory.synth import BUDGETS, METRICS, SCALES, Synth, share_right
+from linattn.lab.theory.synth import BUDGETS, METRICS, SCALES, Synth
 from linattn.support.options import OptionError
 
 QUIET = Screen(quiet=True)
 CONFIG = Synth(
     task="brevo", set={"nodes": 4, "length": 32, "test_examples": 8}, mechanisms=("softmax", "elu:none"),
     canon=("none", "AC"), widths=(16,), size="pico", depth=1, heads=1, steps=2, batch_size=4,
-    warmup_steps=0, samples=3, device="cpu", jobs=1, output=Path("x"),
+    warmup_steps=0, device="cpu", jobs=1, output=Path("x"),
 )  # fmt: skip
 NAMES = ["softmax rotary 16", "softmax+AC rotary 16", "softmax none 16", "softmax+AC none 16", "elu none 16",
          "elu+AC none 16"]  # fmt: skip
@@ -44,7 +42,6 @@ def test_the_table_has_what_the_runs_measured_and_started_again_it_trains_nothin
         assert f"{row['mechanism']}{canon} {row['positions']} {row['width']}" == name
         found = runs[name]["metrics"]
         assert {"legal": found["legal"], "exact_match": found["exact_match"]}.items() <= row.items()
-        assert 0 <= row["written"] <= 100
         assert ("gain" in row) == (row["canon"] == "AC")
     page = (tmp_path / "report.html").read_text()
     assert all(name in page for name in NAMES)
@@ -54,7 +51,7 @@ def test_the_table_has_what_the_runs_measured_and_started_again_it_trains_nothin
 
 
 def test_gains_are_differences_and_means_are_over_seeds():
-    config = replace(CONFIG, task="capo", set={}, mechanisms=("elu:none",), canon=("none", "A"), widths=(8,), samples=0)
+    config = replace(CONFIG, task="capo", set={}, mechanisms=("elu:none",), canon=("none", "A"), widths=(8,))
     scores = {"elu none 8": (10, 20), "elu+A none 8": (40, 60)}
     rows = [{"kind": "run", "mechanism": name, "seed": seed, "metrics": {"bits": value, "share": 1.0}}
             for name, values in scores.items() for seed, value in enumerate(values)]  # fmt: skip
@@ -65,9 +62,7 @@ def test_gains_are_differences_and_means_are_over_seeds():
 
 
 def test_without_final_runs_the_table_has_what_chose_the_rates(tmp_path):
-    config = replace(
-        CONFIG, output=tmp_path / "rates", lr=(1e-2, 1e-3), mechanisms=("elu:none",), samples=0, final=False
-    )
+    config = replace(CONFIG, output=tmp_path / "rates", lr=(1e-2, 1e-3), mechanisms=("elu:none",), final=False)
     assert config.run(QUIET) == 0
     assert not list(config.folder.rglob("*.safetensors"))
     results, table = results_of(config)
@@ -88,9 +83,7 @@ def test_a_wrong_option_is_named(capsys):
     for changes, words in (
         ({"positions": ("alibi",)}, "positions: must be one of rotary, quarter, none"),
         ({"mechanisms": ("softmax:alibi",)}, "positions: must be one of"),
-        ({"task": "mano", "set": {}}, "samples: are checked for lano and brevo"),
-        ({"samples": 0, "final": False}, "name several with --lr"),
-        ({"lr": (1e-2, 1e-3), "final": False}, "samples: must be 0 with --no-final"),
+        ({"final": False}, "name several with --lr"),
     ):
         with pytest.raises(OptionError, match=words):
             replace(CONFIG, **changes)
@@ -129,31 +122,3 @@ def test_small_scales_are_alike_whatever_the_recipe(task, scale):
     assert {host.shape["num_attention_heads"] for host in found.hosts.values()} == {2}
     other = parsed(task, scale, schedule="linear", steps="40", warmup_steps="7", lr="1e-3")
     assert (other.schedule, other.steps, other.warmup_steps, other.lr) == ("linear", 40, 7, (1e-3,))
-
-
-class Writer:
-    """In the place of a model: writes what it was told to."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def generate(self, prompts, **_):
-        return torch.cat([prompts, torch.tensor(self.rows)], 1)
-
-
-def test_what_is_written_is_checked(monkeypatch):
-    lano = text_task("lano", root=9, length=16)
-    rows = [[1, 2, 1, 0], [3, 3, 0, 0], [1, 2, 0, 0], [3, 3, 3, 3]]  # the last one has no end
-    assert share_right(Writer(rows), lano, 4) == 50
-    brevo, heard = text_task("brevo", nodes=4, length=32), []
-
-    def right_answer(asked, found, words, bos):
-        heard.append((asked, found))
-        return len(found) == 2
-
-    monkeypatch.setattr(synth, "right_answer", right_answer)
-    eos = brevo.bos + 3
-    assert share_right(Writer([[1, 2, eos, 0], [1, eos, 2, 2], [1, 2, 0, 0], [2, 1, eos, eos]]), brevo, 4) == 50
-    assert heard == list(zip(brevo.questions(4), [[1, 2], [1], [], [2, 1]], strict=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.lab.theory import theorems
-from linattn.lab.theory.theorems import attention_checks, random_activations, sequence_checks
+from linattn.lab.theory.theorems import check_all, random_activations
 
 SMALL = {"batch": 1, "heads": 2, "head_dim": 16, "tokens": 24}
 
@@ -14,7 +14,7 @@ def failed(checks):
 
 
 def test_all_theorems_hold_with_their_numbers():
-    found = {row["name"]: row for row in sequence_checks(seed=1) + attention_checks(random_activations(**SMALL), 1)}
+    found = {row["name"]: row for row in check_all(random_activations(**SMALL), 1)}
     assert failed(found.values()) == []
     assert len(found) == 14
     assert found["power"]["numbers"]["pse_p=6"] < 0.7 * found["power"]["numbers"]["pse_p=1"]
@@ -33,7 +33,7 @@ def test_all_theorems_hold_with_their_numbers():
 )
 def test_a_map_without_the_property_is_noticed(monkeypatch, maps, wrong, noticed):
     monkeypatch.setitem(getattr(theorems, maps), "wrong", wrong)
-    assert set(failed(sequence_checks(count=30, length=16))) == noticed
+    assert set(failed(check_all(random_activations(**SMALL), count=30, length=16))) == noticed
 
 
 def test_a_mechanism_that_sees_norms_is_not_blind(monkeypatch):

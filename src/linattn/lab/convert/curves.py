@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
-from statistics import mean
 from typing import Any
 
+from linattn.lab.page import Section
 from linattn.lab.page.numbers import binary, short
 from linattn.lab.page.plots import INK, REFERENCE, Chart, Panel, Style, plot_line, styles
 
@@ -15,41 +15,33 @@ FEW = 9  # up to so many places each get a tick
 Curves = dict[str, list[tuple[float, float]]]
 
 
-def stage_styles(names: Sequence[str]) -> dict[str, Style]:
-    """A style for each stage; the teacher looks as softmax does on all other pages."""
-    look = styles([REFERENCE, *(name for name in names if name != TEACHER)])
-    return {name: look[REFERENCE if name == TEACHER else name] for name in names}
-
-
-def chart(name: str, title: str, reading: str, *panels: tuple[str, str, Curves, dict[str, Any]]) -> Chart | None:
-    """A chart of panels ``(title, label of the places, curves, options)``, of those that have a line to draw: finite
-    points at several places. None if there is none.
+def chart(name: str, title: str, reading: str, *panels: tuple[str, str, Curves, dict[str, Any]]) -> list[Section]:
+    """A section with a chart of panels ``(title, label of the places, curves, options)``, of those that have a line to
+    draw: finite points at several places. Empty if there is none. The teacher looks as softmax does on other pages.
 
     Options: ``shown``, which formats numbers beside the axis; ``log``, the base of a logarithmic axis, used if the
-    values differ enough; ``limits`` of the values; ``integer``: places are numbers of layers or steps; ``dotted``:
-    lines drawn dotted on top, without a name.
+    values differ enough; ``limits`` of the values; ``dotted``: lines drawn dotted on top, without a name.
     """
     drawn = []
     for heading, label, curves, options in panels:
         finite = {curve: kept for curve, points in curves.items() if (kept := [p for p in points if isfinite(p[1])])}
-        if len({x for points in finite.values() for x, _ in points}) > (not options.get("integer")):
+        if len({x for points in finite.values() for x, _ in points}) > 1:
             drawn.append((heading, label, finite, options))
-    look = stage_styles(list(dict.fromkeys(curve for _, _, curves, _ in drawn for curve in curves)))
-    made = [_panel(heading, label, curves, look, **options) for heading, label, curves, options in drawn]
-    return Chart(name, title, reading, made, look) if made else None
-
-
-def _panel(
-    title: str, label: str, curves: Curves, look: dict[str, Style], shown: Callable[[float], str] = short, **rule: Any
-) -> Panel:
-    ends = "; ".join(f"{name} {shown(points[0][1])} to {shown(points[-1][1])}" for name, points in curves.items())
-    draw = partial(_draw, title=title, label=label, curves=curves, look=look, shown=shown, **rule)
-    return Panel(draw, f"{title}, from left to right: {ends}.", left=0.72 if shown is binary else 0.56)
+    names = dict.fromkeys(curve for _, _, curves, _ in drawn for curve in curves)
+    look = styles([REFERENCE, *(curve for curve in names if curve != TEACHER)])
+    look = {curve: look[REFERENCE if curve == TEACHER else curve] for curve in names}
+    made = []
+    for heading, label, curves, options in drawn:
+        shown = options.get("shown", short)
+        ends = "; ".join(f"{curve} {shown(points[0][1])} to {shown(points[-1][1])}" for curve, points in curves.items())
+        draw = partial(_draw, title=heading, label=label, curves=curves, look=look, **options)
+        made.append(Panel(draw, f"{heading}, from left to right: {ends}.", left=0.72 if shown is binary else 0.56))
+    return [Section(title, chart=Chart(name, title, reading, made, look))] if made else []
 
 
 def _draw(
-    axes: Any, *, title: str, label: str, curves: Curves, look: dict[str, Style], shown: Callable[[float], str],
-    log: int | None = None, limits: tuple[float, float] | None = None, integer: bool = False,
+    axes: Any, *, title: str, label: str, curves: Curves, look: dict[str, Style], shown: Callable[[float], str] = short,
+    log: int | None = None, limits: tuple[float, float] | None = None,
     dotted: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> None:  # fmt: skip
     from matplotlib import ticker
@@ -72,9 +64,7 @@ def _draw(
         if shown is binary:
             axes.yaxis.set_major_locator(ticker.MultipleLocator(2 ** (int(max(values)).bit_length() - 3)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: shown(value)))
-    if integer:
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(12, integer=True))
-    elif places[0] > 0:
+    if places[0] > 0:
         axes.set_xscale("log", base=2)
         if len(places) <= FEW:
             axes.xaxis.set_major_locator(ticker.FixedLocator(places))
@@ -82,17 +72,3 @@ def _draw(
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.{6 if value >= 100 else 3}g}"))
     axes.set_title(title)
     axes.set_xlabel(label)
-
-
-def freedom_chart(degrees: dict[int, list[float]], dims: dict[int, int]) -> Chart | None:
-    """Degrees of freedom of the heads of each layer, and the features that it got."""
-    freedom: Curves = {
-        "mean head": [(layer, mean(heads)) for layer, heads in degrees.items()],
-        "widest head": [(layer, max(heads)) for layer, heads in degrees.items()],
-    }
-    return chart(
-        "freedom", "How many features it takes",
-        "Left: degrees of freedom of the layer's heads. Right: the same total split between layers by the widest head.",
-        ("Degrees of freedom", "layer", freedom, {"integer": True}),
-        ("Dimension at equal cost", "layer", {"dimension": list(dims.items())}, {"integer": True}),
-    )  # fmt: skip

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ class Pretrained(Config):
     precision: Literal["", "fp32", "bf16"] = option(
         "", "Type of the weights: fp32 or bf16.", default_text="bf16 on cuda", rare=True
     )
-    page: bool = option(True, "Write a page with charts.", affects=False, rare=True)
 
     def place(self) -> torch.device:
         name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,10 +44,6 @@ class Pretrained(Config):
 
     def load(self) -> Any:
         return load(self.model, str(self.place()), self.type_of_weights())
-
-    def draws_page(self) -> bool:
-        """Whether a page is wanted, and what draws it is installed."""
-        return self.page and all(map(find_spec, ("pandas", "jinja2", "matplotlib")))
 
 
 @contextmanager
@@ -116,11 +110,10 @@ def _class_of(config: dict[str, Any]) -> Any:
     """The class that wrote the weights."""
     import transformers
 
-    names = config.get("architectures") or ["none"]
-    cls = getattr(transformers, names[0], None)
-    if cls is None:
-        raise OptionError("model", f"has the architecture {names[0]}, which this transformers does not have")
-    return cls
+    name = (config.get("architectures") or ["none"])[0]
+    if not hasattr(transformers, name):
+        raise OptionError("model", f"has the architecture {name}, which this transformers does not have")
+    return getattr(transformers, name)
 
 
 def documents(name: str, source: str) -> list[str]:
@@ -129,8 +122,8 @@ def documents(name: str, source: str) -> list[str]:
         return [as_text(document) for document in read_documents(source)]
 
 
-def labelled(folder: Path) -> Labelled:
-    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels."""
+def labelled(folder: Path, most: int | None) -> Labelled:
+    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels; ``most`` of each class, None: all."""
     parts: list[list[Any]] = []
     for path in (folder / "train.jsonl", folder / "test.jsonl"):
         if not path.is_file():
@@ -140,4 +133,4 @@ def labelled(folder: Path) -> Labelled:
             if not all(isinstance(row.get("label"), int) for row in rows):
                 raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
             parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
-    return Labelled(*parts)
+    return Labelled(*parts) if most is None else Labelled(*parts).first(most)

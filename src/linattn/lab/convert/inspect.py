@@ -10,9 +10,7 @@ from linattn.convert.adapters.families import convertible_sites
 from linattn.convert.inspect import STATE_LENGTH, InspectOptions, inspect
 from linattn.convert.training.data import batched, check_positions, read_text, suited_length
 from linattn.convert.training.loop import Batch
-from linattn.lab.convert.curves import Curves, chart, freedom_chart
 from linattn.lab.convert.folder import Pretrained, documents, load_tokenizer, named, sketch
-from linattn.lab.page import Section, write_page
 from linattn.lab.screen import Screen
 from linattn.support.config import as_json, option
 from linattn.support.extras import need
@@ -22,7 +20,10 @@ from linattn.support.options import OptionError, check_folder
 
 LONGEST = 512  # tokens of a sequence by default
 Layer = Mapping[str, Any]
-# Title, decimals, and a layer's number.
+# Title, decimals, and a layer's number. Entropy in nats: how widely a token spreads its attention; even: over all keys
+# alike. Far: weight beyond the window without the first four tokens, which are the sinks. Free: degrees of freedom of
+# the exponential kernel on the layer's queries and keys, the mean over its heads, and the most of one: about as many
+# features it takes. Dim: features of each layer if the same number is given out in proportion. Missed: by what fits.
 COLUMNS: list[tuple[str, int, Callable[[Layer], float]]] = [
     ("entropy", 2, lambda layer: mean(layer["entropy"])),
     ("even", 2, lambda layer: layer["even_entropy"]),
@@ -35,13 +36,6 @@ COLUMNS: list[tuple[str, int, Callable[[Layer], float]]] = [
     ("dim", 0, lambda layer: layer["dimension"]),
     ("missed", 4, lambda layer: next(fit["missed"] for fit in layer["fits"] if fit["name"] == layer["choice"])),
 ]
-FIGURES = (
-    "Entropy, in nats: how widely a token spreads its attention; even: what it would be over all keys alike. Far: "
-    "weight beyond the window, without the first four tokens, which are the sinks. Free: degrees of freedom of the "
-    "exponential kernel on the layer's queries and keys, the mean over its heads, and the most of one: about as many "
-    "features it takes. Dim: features of each layer if the same number is given out in proportion. Fits: the candidate "
-    "with the smallest state among those that miss hardly more of the softmax output than the best one."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,59 +82,19 @@ class Inspect(InspectOptions, Pretrained):
         rows = [[str(layer["layer"]), *(f"{number(layer):.{digits}f}" for _, digits, number in COLUMNS),
                  layer["choice"]] for layer in layers]  # fmt: skip
         screen.table(name, titles, rows)
-        screen.say(summary(layers))
+        learned = f"after {self.steps} steps of training each" if self.steps else "untrained"
+        screen.table(f"The share of the softmax output that each candidate misses, {learned}", *candidates(layers))
         screen.say(f"numbers {folder / 'inspect.json'}")
-        if self.draws_page():
-            import pandas
-
-            table = Section("Layer by layer", FIGURES, pandas.DataFrame(rows, columns=titles))
-            shown = [table, *sections(layers, self.steps)]
-            page = write_page(folder / "inspect.html", f"The attention of {name}", shown, meta, summary(layers))
-            screen.say(f"page    {page}")
         screen.result(results)
         return 0
 
 
-def summary(layers: Sequence[Layer]) -> str:
-    """Say in a sentence which candidates fit.
-
-    Example:
-        >>> summary([{"choice": "window"}, {"choice": "still"}, {"choice": "window"}])
-        'window fits 2 of 3 layers, still fits 1 of 3 layers.'
-    """
-    chosen = [layer["choice"] for layer in layers]
-    order = sorted(set(chosen), key=lambda name: (-chosen.count(name), name))
-    return ", ".join(f"{name} fits {chosen.count(name)} of {len(chosen)} layers" for name in order) + "."
-
-
-def sections(layers: Sequence[Layer], steps: int) -> list[Section]:
-    """Charts by layer, and what each candidate misses."""
-    import pandas
-
-    def curves(*titles: str) -> Curves:
-        chosen = [(title, number) for title, _, number in COLUMNS if title in titles]
-        return {title: [(layer["layer"], number(layer)) for layer in layers] for title, number in chosen}
-
-    charts = [
-        chart(
-            "attention", "How sharp it is, and how far it looks",
-            "Left: low entropy means that a token looks at few others. Right: what a window alone would lose.",
-            ("Entropy, nats", "layer", curves("entropy", "even"), {"integer": True}),
-            ("Weight beyond the window, %", "layer", curves("far %", "sinks %"), {"integer": True}),
-        ),
-        freedom_chart({layer["layer"]: layer["degrees_of_freedom"] for layer in layers},
-                      {layer["layer"]: layer["dimension"] for layer in layers}),
-    ]  # fmt: skip
-    fits = {fit["name"]: {"candidate": fit["name"], "state": fit["state"]} for fit in layers[0]["fits"]}
+def candidates(layers: Sequence[Layer]) -> tuple[list[str], list[list[object]]]:
+    """What each candidate misses, with a dot at the one that fits; 0 is exact, 1 is as bad as no output. The state is
+    that of the first layer, in numbers."""
+    rows: dict[str, list[object]] = {fit["name"]: [fit["name"], fit["state"]] for fit in layers[0]["fits"]}
     for layer in layers:
         for fit in layer["fits"]:
-            dot = " ●" * (fit["name"] == layer["choice"])
-            fits[fit["name"]][f"layer {layer['layer']}"] = f"{fit['missed']:.4f}{dot}"
-    learned = f"after {steps} steps of training each" if steps else "as it starts, untrained"
-    reading = (
-        f"The share of the softmax output that each candidate misses on held-out text, {learned}: 0 is exact, 1 is as "
-        f"bad as no output. State: numbers in the cache of the first layer after {STATE_LENGTH:,} tokens. A dot marks "
-        "the one that fits."
-    )
-    found = [Section(each.title, chart=each) for each in charts if each is not None]
-    return [*found, Section("What could take its place", reading, pandas.DataFrame(fits.values()))]
+            rows[fit["name"]].append(f"{fit['missed']:.4f}" + " ●" * (fit["name"] == layer["choice"]))
+    titles = ["candidate", f"state after {STATE_LENGTH:,} tokens", *(f"layer {layer['layer']}" for layer in layers)]
+    return titles, list(rows.values())

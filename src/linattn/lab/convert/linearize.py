@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from dataclasses import field as dataclass_field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -32,6 +33,7 @@ from linattn.support.options import OptionError
 from linattn.support.progress import without_bars
 
 RIGHT, DIVERGED = 0, 1
+SETTINGS = Path("run/settings.json")  # what a run that goes on must share with the one before
 TRAINING, TUNING = "Attention transfer", "Fine-tuning"
 BOTH = ("steps", "tokens", "batch_size", "length", "recall_share", "lr")  # options of both stages
 # The name of an option in the command -> its name in the options of the stage.
@@ -89,6 +91,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     probe: Path | None = field(
         None, "Encoders: folder with labelled train.jsonl and test.jsonl.", group=FIGURES, affects=False, rare=True
     )
+    page: bool = field(True, "Write a page with charts.", affects=False, rare=True)
     evaluate: bool = field(True, "Measure the teacher and each stage.", group=FIGURES, affects=False)
     option: dict[str, Any] = field(
         {}, "Option of the method: key=value, such as window=128 or mechanism=mirror; may be given again."
@@ -110,7 +113,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         last = [name for name, stage in stages.items() if stage is not None and self.text][-1:] or ["converted"]
 
         def on_stage(name: str, model: Any) -> None:
-            write_json(self.settings_file, settings)  # not before: everything was checked by now
+            write_json(self.out / SETTINGS, settings)  # not before: everything was checked by now
             screen.say(name)
             for row in model.linearize_report.curves if name == "transfer" else ():
                 screen.say(f"  layer {row.layer} misses {row.before:.4f} of its output before, {row.after:.4f} after")
@@ -135,12 +138,12 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         screen.say(f"model   {self.out}")
         figures = self.figures(settings, converted.linearize_report.as_dict(), evaluator) | {"ablation": ablation}
         write_json(self.out / "report.json", figures)
-        if self.draws_page():
+        if self.page and all(map(find_spec, ("pandas", "jinja2", "matplotlib"))):
             from linattn.lab.convert.linearize_page import lead, sections
             from linattn.lab.page import write_page
 
-            title, meta = f"{self.model.resolve().name}, linearized with {self.method}", figures["meta"]
-            page = write_page(self.out / "report.html", title, sections(figures), meta, lead(figures))
+            title = f"{self.model.resolve().name}, linearized with {self.method}"
+            page = write_page(self.out / "report.html", title, sections(figures), figures["meta"], lead(figures))
             screen.say(f"report  {page}")
         screen.result(figures)
         return RIGHT
@@ -174,13 +177,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
         }
 
     def method_options(self) -> dict[str, Any]:
-        words = {"true": True, "false": False}  # as command lines have them
-        return {name: words.get(str(value), value) for name, value in self.option.items()}
-
-    @property
-    def settings_file(self) -> Path:
-        """What a run that goes on must share with the one before."""
-        return self.out / "run" / "settings.json"
+        return {name: {"true": True, "false": False}.get(str(value), value) for name, value in self.option.items()}
 
     def settings(self, stages: Mapping[str, Any]) -> dict[str, Any]:
         prints = {name: None if stage is None else stage.values(affecting=True) for name, stage in stages.items()}
@@ -206,11 +203,11 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
 
     def check_out(self, settings: Mapping[str, Any]) -> None:
         """Raise unless the folder of the result is new or belongs to the same run."""
-        if self.settings_file.is_file():
-            before = json.loads(self.settings_file.read_text())
+        if (kept_settings := self.out / SETTINGS).is_file():
+            before = json.loads(kept_settings.read_text())
             if differ := ", ".join(name for name, value in settings.items() if before.get(name) != value):
-                words = f"holds a run with another {differ}; give a new folder, or the same options"
-                raise OptionError("out", f"{self.out} {words}")
+                words = f"{self.out} holds a run with another {differ}; give a new folder, or the same options"
+                raise OptionError("out", words)
         elif self.out.exists() and (not self.out.is_dir() or any(file.name != "run" for file in self.out.iterdir())):
             raise OptionError("out", f"{self.out} holds something else; give a new folder")
 

@@ -20,21 +20,25 @@ with ``p = s_1 / (s_1 + lambda)``, from which the two statements of arXiv 2507.0
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor
 
+from linattn.convert.convert import Observation
 from linattn.convert.degrees import kernel
 from linattn.convert.degrees.kernel import LeverageDensity, PositiveFeatures
 from linattn.convert.degrees.measure import Reservoir, watch
 from linattn.lab.cases import Case, Work
 from linattn.lab.convert.curves import Curves, chart
+from linattn.lab.convert.folder import load, load_tokenizer, named
 from linattn.lab.page import Section
-from linattn.lab.theory.laboratory import Laboratory, model_and_tokens, sized
+from linattn.lab.theory.laboratory import Laboratory, sized
 from linattn.support.config import option
+from linattn.support.extras import need
 from linattn.support.options import OptionError
 
 if TYPE_CHECKING:
@@ -78,9 +82,7 @@ class Dof(Laboratory):
     heads: int = sized(4, 1, "Heads looked at of each source.", least=1)
     dim: int = sized(32, 8, "Width of random activations.", least=1)
     norm: float = option(1.5, "Size of random activations: the mean of |x|^2 / sqrt(dim).", above=0)
-    activations: Path | None = option(
-        None, "Real ones: an .npz file with q and k, or a folder of a language model that reads --text."
-    )
+    activations: Path | None = option(None, "Real ones: folder of a language model that reads --text.")
     text: Path | None = option(None, "File that the model reads.")
     delta: float = option(0.05, "The bound holds with probability 1 - 2 delta.", above=0, below=0.5)
     seed: int = option(0, "Seed of activations and features.", least=0)
@@ -88,10 +90,7 @@ class Dof(Laboratory):
     def check(self) -> None:
         if len(set(self.counts)) < 2:
             raise OptionError("counts", f"must be at least two different numbers, got {self.counts}")
-        real = self.activations
-        if real is not None and not (real.suffix == ".npz" and real.is_file()) and not (real / "config.json").is_file():
-            raise OptionError("activations", f"must be an .npz file or a model's folder with config.json, got {real}")
-        if real is not None and real.is_dir() and (self.text is None or not self.text.is_file()):
+        if self.activations is not None and (self.text is None or not self.text.is_file()):
             raise OptionError("text", f"must be a file for the model to read, got {self.text}")
 
     def cases(self) -> list[dict[str, Any]]:
@@ -103,9 +102,6 @@ class Dof(Laboratory):
         return [{"source": source, "head": head, "config": shared | own} for source, own in sources.items()
                 for head in range(self.heads)]  # fmt: skip
 
-    def title(self, case: Case) -> str:
-        return f"{case['source']}, head {case['head'] + 1} of {case['config']['heads']}"
-
     @staticmethod
     def measure(case: Case, work: Work) -> dict[str, Any]:
         """``rows`` of all samplings and numbers of features on one head; none where a source has fewer heads."""
@@ -116,23 +112,19 @@ class Dof(Laboratory):
             return {"rows": rows}
         y, tolerance, delta = kernel.scaled(points.double()), config["tolerance"], config["delta"]
         scores, eigenvalues, density = y @ y.mT, kernel.spectrum(points).values, LeverageDensity(points, tolerance)
-        for sampling in SAMPLINGS:
-            for count in config["counts"]:
-                work.tell(len(rows) / (len(SAMPLINGS) * len(config["counts"])), f"{SAMPLINGS[sampling]}, M = {count}")
-                errors = []
-                for seed in range(config["seeds"]):
-                    draw = Generator().manual_seed(1_000_003 * config["seed"] + 10_007 * seed + count)
-                    by_leverage, dim = sampling == "leverage", y.shape[-1]
-                    drawn = density.draw(count, draw) if by_leverage else kernel.normal_features(1, count, dim, draw)
-                    errors.append(errors_of(y, scores, drawn))
-                row = {"head": name, "sampling": sampling, "count": count, "degrees": density.degrees}
-                row |= {
-                    f"{error}_error": list(own) for error, own in zip(ERRORS, zip(*errors, strict=True), strict=True)
-                }
-                bounds = error_bounds(eigenvalues, deviation(density.limit, count, tolerance, delta), tolerance, delta)
-                row |= {f"{error}_bound": (by_leverage and bound) or None
-                        for error, bound in zip(("kernel", "sum"), bounds, strict=True)}  # fmt: skip
-                rows.append(row)
+        drawn_from = list(product(SAMPLINGS, config["counts"]))
+        for sampling, count in drawn_from:
+            work.tell(len(rows) / len(drawn_from), f"{SAMPLINGS[sampling]}, M = {count}")
+            errors, by_leverage, dim = [], sampling == "leverage", y.shape[-1]
+            for seed in range(config["seeds"]):
+                draw = Generator().manual_seed(1_000_003 * config["seed"] + 10_007 * seed + count)
+                drawn = density.draw(count, draw) if by_leverage else kernel.normal_features(1, count, dim, draw)
+                errors.append(errors_of(y, scores, drawn))
+            row = {"head": name, "sampling": sampling, "count": count, "degrees": density.degrees}
+            row |= {f"{error}_error": list(own) for error, own in zip(ERRORS, zip(*errors, strict=True), strict=True)}
+            bounds = error_bounds(eigenvalues, deviation(density.limit, count, tolerance, delta), tolerance, delta)
+            row |= dict(zip(("kernel_bound", "sum_bound"), bounds if by_leverage else (None, None), strict=True))
+            rows.append(row)
         return {"rows": rows}
 
     def sentences(self, rows: Sequence[Row]) -> list[str]:
@@ -163,8 +155,8 @@ class Dof(Laboratory):
         return ["source", "features", *(f"{name}, {words}" for name in ERRORS for words in SAMPLINGS.values())], shown
 
     def figures(self, frame: "DataFrame", meta: Row) -> list[Section]:
-        """A chart for each source, with the largest bound over its heads, and all rows."""
-        found = []
+        """A chart for each source, with the largest bound over its heads."""
+        found: list[Section] = []
         for source, own in frame.groupby("source"):
             panels: list[Any] = []
             for name, title in ERRORS.items():
@@ -173,13 +165,8 @@ class Dof(Laboratory):
                     largest = own[own.sampling == "leverage"].groupby("count")[f"{name}_bound"].max()
                     curves[f"{SAMPLINGS['leverage']}+bound"] = list(largest.items())
                 panels.append((title, "features M", curves, {"log": None if name == "row" else 10}))
-            found.append(chart(f"dof-{source}", f"Activations: {source}", READING, *panels))
-        table = frame[["source", "head", "sampling", "count", "degrees", "kernel_bound", "sum_bound"]].copy()
-        for name in ERRORS:
-            table[f"{name} error"] = frame[f"{name}_error"].map(fmean)
-        reading = "Means over seeds of each head; a bound is of leverage scores alone."
-        charts = [Section(each.title, chart=each) for each in found if each is not None]
-        return [*charts, Section("Errors, head by head", reading, table)]
+            found += chart(f"dof-{source}", f"Activations: {source}", READING, *panels)
+        return found
 
 
 def errors_of(y: Tensor, scores: Tensor, features: PositiveFeatures) -> tuple[float, float, float]:
@@ -214,31 +201,29 @@ def head_of(config: Row, head: int) -> tuple[str, Tensor | None]:
         variance *= config["norm"] * config["dim"] ** 0.5 / variance.sum()
         shape, generator = (config["heads"], config["points"], config["dim"]), Generator().manual_seed(config["seed"])
         return f"draw {head}", (torch.randn(shape, generator=generator, dtype=torch.float64) * variance.sqrt())[head]
-    layers = activations_of(config)
-    heads = [(f"layer {layer}, head {number}", points) for layer, sample in sorted(layers.items())
+    heads = [(f"layer {layer}, head {number}", points) for layer, sample in sorted(activations_of(config).items())
              for number, points in enumerate(sample.points())]  # fmt: skip
     count = min(config["heads"], len(heads))  # spread over the layers
     return heads[(2 * head + 1) * len(heads) // (2 * count)] if head < count else ("", None)
 
 
 def activations_of(config: Row) -> dict[int, Reservoir]:
-    """A sample of queries and keys for each layer of a file or of a model."""
-    path, samples = Path(config["activations"]), dict[int, Reservoir]()
+    """A sample of queries and keys for each layer of a model, which reads the beginning of a text."""
+    folder, samples = Path(config["activations"]), dict[int, Reservoir]()
 
-    def add(layer: int, *seen: Any) -> None:
-        samples.setdefault(layer, Reservoir(config["points"], config["seed"])).add(*seen)
+    def add(seen: Observation) -> None:
+        sample = samples.setdefault(seen.layer_idx, Reservoir(config["points"], config["seed"]))
+        sample.add(seen.q, seen.k, seen.key_mask)
 
-    if path.is_dir():
-        model, ids = model_and_tokens(path, Path(config["text"]), SEQUENCES, LENGTH)
-        watch(model, ids.split(4), lambda seen: add(seen.layer_idx, seen.q, seen.k, seen.key_mask))
-        return samples
-    import numpy as np
-
-    with np.load(path) as arrays:
-        given = [torch.from_numpy(arrays[name]).float() for name in ("q", "k") if name in arrays.files]
-    if len(given) < 2 or any(array.dim() != 4 for array in given):
-        raise OptionError("activations", f"must hold q (B, H, T, D) and k (B, H_kv, T, D), got {path}")
-    add(0, *given)
+    need("a pretrained model", "transformers", "safetensors")
+    with named("activations"):
+        model, tokenizer = load(folder, "cpu", "fp32"), load_tokenizer(folder)
+    length = min(LENGTH, getattr(model.config, "max_position_embeddings", None) or LENGTH)
+    ids = tokenizer.encode(Path(config["text"]).read_text(encoding="utf-8"), verbose=False)
+    rows = min(SEQUENCES, len(ids) // length)
+    if not rows:
+        raise OptionError("text", f"must have {length} tokens, it has {len(ids)}")
+    watch(model, torch.tensor(ids[: rows * length]).view(rows, length).split(4), add)
     return samples
 
 

@@ -2,34 +2,29 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from linattn.analysis.capture import capture
 from linattn.analysis.entropy import entropy, entropy_norm_correlation, positive_sequence_entropy
-from linattn.convert.adapters import find_adapter
-from linattn.convert.convert import Observation
-from linattn.convert.degrees.measure import watch
 from linattn.lab.cases import Case, Work
 from linattn.lab.convert.curves import chart
 from linattn.lab.page import Section
 from linattn.lab.page.numbers import listed
 from linattn.lab.tasks.load import load_images
 from linattn.lab.theory import theorems
-from linattn.lab.theory.laboratory import Laboratory, model_and_tokens, sized
+from linattn.lab.theory.laboratory import Laboratory, sized
 from linattn.lab.theory.theorems import Activations, attention_rows, random_activations
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig, default_recipe
 from linattn.lab.train.loop import train
-from linattn.mechanisms.base import Mechanism
-from linattn.mechanisms.registry import create_mechanism, list_mechanisms
+from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.vision import SIZES, create_vit
 from linattn.support.config import option
 from linattn.support.options import OptionError
@@ -41,7 +36,6 @@ Row = Mapping[str, Any]
 SCALES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 HOSTS = ("softmax", "relu", "pola", "nala", "mirror")
 KINDS = {"sharper": "Sharper as queries grow", "blind": "Blind to the norm", "wider": "Wider as queries grow"}
-FEW = 8  # up to so many lines share one panel, whatever their kind
 GROUPS = {
     "Random activations": "Each mechanism as it starts, on the same random queries and keys.",
     "Real activations": "The same on the queries and keys of a model.",
@@ -77,19 +71,15 @@ class Entropy(Laboratory):
     scales: tuple[float, ...] = option(
         SCALES, "Factors of all queries, 1 among them.", above=0, group="What", rare=True
     )
-    checkpoint: Path | None = option(
-        None, "In place of training: the folder of a language model, which reads a text.", group="Models"
-    )
-    text: Path | None = option(None, "File that a language model reads.", group="Models")
     data: str = option("digits", "Data of the hosts, as for `linattn train images`.", group="Models")
     size: str = option("digits", "Size of the hosts.", choices=tuple(SIZES), group="Models")
     patch_size: int = option(2, "Pixels of a token's side.", least=1, group="Models")
     epochs: int = sized(10, 1, "Epochs that a host is trained for.", least=1, group="Models")
     images: int = sized(32, 4, "Test images to look at.", least=1, group="Models")
-    batch: int = sized(2, 1, "Sequences of random activations, or of text.", least=1, group="Sizes")
+    batch: int = sized(2, 1, "Sequences of random activations.", least=1, group="Sizes")
     heads: int = sized(4, 2, "Heads of random activations.", least=1, group="Sizes")
     head_dim: int = sized(32, 16, "Width of a head of random activations.", least=1, group="Sizes")
-    tokens: int = sized(64, 32, "Tokens of random activations, or of text.", least=8, group="Sizes")
+    tokens: int = sized(64, 32, "Tokens of random activations.", least=8, group="Sizes")
     seed: int = option(0, "Seed of activations, weights and training.", least=0)
 
     def check(self) -> None:
@@ -97,10 +87,6 @@ class Entropy(Laboratory):
             raise OptionError("head_dim", f"must be even, since mirrors turn pairs of channels, got {self.head_dim}")
         if 1.0 not in self.scales or len(self.scales) < 2:
             raise OptionError("scales", f"must be numbers above 0, 1 and another one among them, got {self.scales}")
-        if self.checkpoint is not None and not (self.checkpoint / "config.json").is_file():
-            raise OptionError("checkpoint", f"must be a folder with config.json, got {self.checkpoint}")
-        if self.checkpoint is not None and (self.text is None or not self.text.is_file()):
-            raise OptionError("text", f"must be a file for the language model to read, got {self.text}")
 
     def cases(self) -> list[dict[str, Any]]:
         """The checks, the random activations, and each model; all mechanisms are measured on the first one."""
@@ -109,9 +95,6 @@ class Entropy(Laboratory):
             "device": self.place().type,
         }  # fmt: skip
         found = [{"about": "checks", "config": config}, {"about": "random", "config": config}]
-        if self.checkpoint is not None:
-            text = {"checkpoint": str(self.checkpoint), "text": str(self.text)}
-            return [*found, {"about": "text", "config": config | text}]
         config = config | {name: getattr(self, name) for name in ("data", "size", "patch_size", "epochs", "images")}
         hosts = [{"about": "host", "host": name, "config": config | ({"mechanisms": []} if number else {})}
                  for number, name in enumerate(self.hosts)]  # fmt: skip
@@ -122,12 +105,9 @@ class Entropy(Laboratory):
         config, about = case["config"], case["about"]
         shape = {name: config[name] for name in ("batch", "heads", "tokens", "head_dim", "seed")}
         if about == "checks":
-            rows = theorems.sequence_checks(config["seed"])
-            return {"rows": rows + theorems.attention_checks(random_activations(**shape), config["seed"])}
+            return {"rows": theorems.check_all(random_activations(**shape), config["seed"])}
         if about == "random":
             layers = [random_activations(**shape, device=config["device"])]
-        elif about == "text":
-            layers = text_activations(config)
         else:
             layers = host_activations(case["host"], config, work)
         rows = []
@@ -145,7 +125,7 @@ class Entropy(Laboratory):
         checks = [bool(row["passed"]) for row in rows if row["about"] == "checks"]
         said = [f"{sum(checks)} of {len(checks)} checks hold."]
         for title, own in groups_of(rows).items():
-            blind = [name for name, curve in own.items() if kind_of(curve.pse) == "blind"]
+            blind = [name for name, curve in own.items() if kind_of(curve["pse"]) == "blind"]
             if title != "As trained":
                 who = listed(blind) if blind else "none"
                 said.append(f"{title}: {len(blind)} of {len(own)} are blind to the norm of the query: {who}.")
@@ -154,11 +134,11 @@ class Entropy(Laboratory):
     def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
         """Entropies of the shortest and of the longest queries, their correlation with the norm, and what it makes of
         longer ones, or why a mechanism was left out."""
-        shown: list[list[object]] = []
-        for title, curves in groups_of(rows).items():
-            for name, c in curves.items():
-                numbers = (c.pse[0], c.pse[-1], c.correlation)
-                shown.append([title, name, *("" if n is None else f"{n:.3f}" for n in numbers), kind_of(c.pse)])
+        shown: list[list[object]] = [
+            [title, name, *("" if n is None else f"{n:.3f}" for n in (c["pse"][0], c["pse"][-1], c["correlation"])),
+             kind_of(c["pse"])]
+            for title, curves in groups_of(rows).items() for name, c in curves.items()
+        ]  # fmt: skip
         left = [row for row in rows if isinstance(row.get("reason"), str)]
         shown += [[row["source"], row["mechanism"], "", "", "", row["reason"]] for row in left]
         return ["activations", "mechanism", "shortest", "longest", "correlation", "as queries grow"], shown
@@ -168,26 +148,13 @@ class Entropy(Laboratory):
         said = [[row["statement"], row["kind"], "pass" if row["passed"] else "FAIL", ", ".join(
                  f"{name}: {value:.4g}" for name, value in row["numbers"].items())]
                 for row in rows if row["about"] == "checks"]  # fmt: skip
-        charts = [norms_chart(title, curves) for title, curves in groups_of(rows).items()]
+        charts = [section for title, curves in groups_of(rows).items() for section in norms_chart(title, curves)]
         names, numbers = self.table(rows)
         return [
             Section("Theorems, checked", table=table(said, columns=["statement", "kind", "verdict", "numbers"])),
-            *(Section(each.title, chart=each) for each in charts if each is not None),
+            *charts,
             Section("Numbers", UNITS, table(numbers, columns=names)),
         ]
-
-
-# What is measured.
-
-
-def fitting_mechanism(name: str, activations: Activations, seed: int) -> Mechanism:
-    """The untrained mechanism for the shape of the activations, in fp64; ValueError if it does not fit."""
-    (_, H, _, D), H_kv, x = activations.q.shape, activations.k.shape[1], activations.arguments.get("x")
-    options: dict[str, Any] = {} if x is None else {"input_dim": x.shape[-1]}
-    options |= {"num_heads": H, "head_dim": D, "num_kv_heads": H_kv, "causal": activations.causal}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return create_mechanism(name, **options).to(activations.q)
 
 
 def kind_of(pse: Sequence[float]) -> str:
@@ -209,17 +176,20 @@ def measure_layer(
 
     Entropies are in nats, means over images, heads and queries: ``pse`` (positive-sequence entropy) and ``entropy`` (of
     absolute weights) at each scale, where the queries' median norm is in ``norms``. ``correlation`` is Pearson's, of
-    entropy and norm of single queries at scale 1, the mean over heads. ``keys`` is the most keys that a query sees.
+    entropy and norm of single queries at scale 1, the mean over heads. ``keys`` is the number of keys.
     ``reason`` says why there are no numbers.
     """
     place = {"source": activations.source, "layer": activations.layer, "mechanism": name, "trained": trained,
              "keys": activations.k.shape[2]}  # fmt: skip
     try:
-        mechanism = (trained and activations.own) or fitting_mechanism(name, activations, seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made = theorems.build(name, activations, input_dim=activations.arguments["x"].shape[-1])
+        mechanism = (trained and activations.own) or made
         maps = {scale: attention_rows(mechanism, activations.times(scale)) for scale in sorted(scales)}
-    except ValueError as error:  # not made for this shape or direction, or not linear in v
+    except ValueError as error:  # not made for this shape, or not linear in v
         return place | {"reason": str(error)}
-    norm = activations.q.norm(dim=-1)[:, :, activations.counted]
+    norm = activations.q.norm(dim=-1)
     by_head = [r for r in entropy_norm_correlation(positive_sequence_entropy(maps[1.0]), norm) if r is not None]
     pse = [float(positive_sequence_entropy(weights).mean()) for weights in maps.values()]
     return place | {
@@ -234,28 +204,11 @@ def measure_layer(
 
 def captured_activations(model: nn.Module, inputs: Tensor, source: str) -> list[Activations]:
     """What the mechanisms of ``model`` are called with, layer by layer, with the inputs of the layers around them."""
-    read: dict[str, Tensor] = {}
-
-    def hook_of(name: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            read[name] = (args[0] if args else kwargs["x"]).detach()
-
-        return hook
-
-    with ExitStack() as hooks:
-        for name, layer in model.named_modules():
-            if isinstance(getattr(layer, "mechanism", None), Mechanism):
-                hooks.callback(layer.register_forward_pre_hook(hook_of(name), with_kwargs=True).remove)
-        calls = capture(model, inputs)
     found = []
-    for call in calls:
-        arguments, layer_name = call.map_arguments(), call.name.removesuffix(".mechanism")
-        x = arguments["x"] if arguments["x"] is not None else read.get(layer_name)
-        if x is not None and x.shape[:2] != (call.k.shape[0], call.k.shape[2]):
-            x = None  # keys of a reduced plane: there is no input for gates per key
-        arguments["x"] = None if x is None else x.double()
-        q, k, causal = call.q.double(), call.k.double(), call.mechanism.causal
-        found.append(Activations(source, layer_name, q, k, arguments, causal, call.mechanism))
+    for call in capture(model, inputs):
+        arguments = call.map_arguments()
+        arguments["x"] = call.inputs if arguments["x"] is None else arguments["x"]
+        found.append(Activations(source, call.name, call.q, call.k, arguments, call.mechanism))
     return found
 
 
@@ -279,41 +232,8 @@ def host_activations(name: str, config: Row, work: Work) -> list[Activations]:
     return captured_activations(model, images.to(next(model.parameters())), source)
 
 
-def text_activations(config: Row) -> list[Activations]:
-    """The layers of a language model, of this library or of a family that can be converted, on a text."""
-    from linattn.models.language import LinearAttentionConfig
-
-    folder = Path(config["checkpoint"])
-    model, ids = model_and_tokens(folder, Path(config["text"]), config["batch"], config["tokens"])
-    model, ids = model.to(config["device"]), ids.to(config["device"])
-    if isinstance(model.config, LinearAttentionConfig):
-        model.config.use_cache = False  # each mechanism is then called on the whole text, where hooks see it
-        return captured_activations(model.double(), ids, folder.name)
-    causal = find_adapter(model).sites(model)[0].shape.causal
-    found: list[Activations] = []
-
-    def see(seen: Observation) -> None:
-        place = f"layer {seen.layer_idx}"
-        found.append(Activations(folder.name, place, seen.q.double(), seen.k.double(), causal=causal))
-
-    watch(model, [ids], see)
-    return found
-
-
-# What is shown.
-
-
-class Curve(NamedTuple):
-    """One mechanism on one source of activations: the mean over its layers."""
-
-    norms: list[float]
-    pse: list[float]
-    correlation: float | None
-    keys: int
-
-
-def groups_of(rows: Sequence[Row]) -> dict[str, dict[str, Curve]]:
-    """Curves by mechanism, on random activations, on those of the first model, and as they were trained."""
+def groups_of(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+    """Means over layers, on random activations, on those of the first model, and as mechanisms were trained."""
     found: dict[str, dict[str, list[Row]]] = {title: {} for title in GROUPS}
     for row in rows:
         if row["about"] != "checks" and isinstance(row.get("pse"), list):
@@ -322,22 +242,21 @@ def groups_of(rows: Sequence[Row]) -> dict[str, dict[str, Curve]]:
     return {title: {name: _mean(layers) for name, layers in own.items()} for title, own in found.items() if own}
 
 
-def _mean(layers: Sequence[Row]) -> Curve:
-    norms, pse = ([fmean(each) for each in zip(*(row[key] for row in layers), strict=True)] for key in ("norms", "pse"))
+def _mean(layers: Sequence[Row]) -> Row:
     known = [r for row in layers if (r := row["correlation"]) is not None and r == r]  # in a frame None is NaN
-    return Curve(norms, pse, fmean(known) if known else None, max(int(row["keys"]) for row in layers))
+    means = {key: [fmean(each) for each in zip(*(row[key] for row in layers), strict=True)] for key in ("norms", "pse")}
+    return means | {"correlation": fmean(known) if known else None, "keys": layers[0]["keys"]}
 
 
-def norms_chart(title: str, curves: Mapping[str, Curve]) -> Any:
-    """Entropies against norms, in a panel for each kind where there are many."""
-    even = log(max(curve.keys for curve in curves.values()))
-    lowest = min(0.0, *(min(curve.pse) for curve in curves.values()))
+def norms_chart(title: str, curves: Mapping[str, Row]) -> list[Section]:
+    """Entropies against norms, in a panel for each kind."""
+    even = log(max(curve["keys"] for curve in curves.values()))
     panels: list[Any] = []
-    for kind, heading in KINDS.items() if len(curves) > FEW else (("", "All mechanisms"),):
-        own = {name: c for name, c in curves.items() if kind in ("", kind_of(c.pse))}
-        lines = {name: list(zip(c.norms, c.pse, strict=True)) for name, c in own.items()}
-        ends = [(end, even) for c in own.values() for end in (c.norms[0], c.norms[-1])]
-        rule = {"limits": (lowest - 0.05, 1.05 * even), "dotted": [(min(ends), max(ends))] if ends else []}
+    for kind, heading in KINDS.items():
+        own = {name: curve for name, curve in curves.items() if kind_of(curve["pse"]) == kind}
+        lines = {name: list(zip(c["norms"], c["pse"], strict=True)) for name, c in own.items()}
+        ends = sorted((norm, even) for c in own.values() for norm in c["norms"])
+        rule = {"limits": (-0.05, 1.05 * even), "dotted": [[ends[0], ends[-1]]] if ends else []}
         panels.append((f"{heading}: PSE, nats", "median norm of the queries", lines, rule))
     name = title.split()[-1 if title.startswith("As") else 0].lower()
     return chart(f"entropy-{name}", title, GROUPS[title] + NORMS, *panels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from torch import Generator, nn
+from torch import Generator
 
 from linattn.lab.cases import Case, Work
 from linattn.lab.convert.curves import Curves, chart
@@ -18,7 +18,6 @@ from linattn.lab.theory import icl_models as stacks
 from linattn.lab.theory.icl_models import Cell, TaskStream
 from linattn.lab.theory.icl_tasks import FAMILIES, Weighting, curves
 from linattn.lab.theory.laboratory import Laboratory, sized
-from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.options import OptionError
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Row = Mapping[str, Any]
-LINEAR, H3, GATED, CANON = MODELS = ("linear", "h3", "gated", "canon")  # besides these, any registered mechanism
+LINEAR, H3, GATED, CANON = MODELS = tuple(stacks.STACKS)
 EXACT = (LINEAR, H3)  # the formula is their optimum; for the others it is that of a restricted form
 RANKED = ("low-rank", "low-rank-update")  # statements about linear attention
 EVERYWHERE = ("independent", "drift")  # families on which all models are trained unless models are named
@@ -41,11 +40,6 @@ SEEN = {  # what there is to see
     "drift": "An example's task correlates by memory^age with the query's: free weights (H3) can forget, equal ones "
     "(linear attention) cannot. Dotted: free weights, the best constant gate, equal weights.",
 }
-STEPS = (
-    "How far the learnt step is from the formula's: |W w - W* w*| / |W* w*| in the Frobenius norm over all examples, "
-    "the mean over cases and seeds. Read off from answers, so that no factor of W has to be chosen."
-)
-GAINS = "The share of linear attention's risk that H3 takes away. Both are tested on the same tasks."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +55,7 @@ class Icl(Laboratory):
     name = "lab-icl"
     families: tuple[str, ...] = option(FAMILIES, "Experiments.", choices=FAMILIES, group="What")
     models: tuple[str, ...] = option(
-        (), "linear, h3, gated, canon, or any causal mechanism by its name.", group="What",
-        choices=lambda: (*MODELS, *list_mechanisms(causal=True)),
+        (), "linear, h3, gated, canon.", group="What", choices=MODELS,
         default_text="linear and h3; all of them on independent examples and drifting tasks",
     )  # fmt: skip
     d: int = sized(20, 5, "Dimension of the features.", least=2, group="What")
@@ -100,20 +93,17 @@ class Icl(Laboratory):
         family, model, config = case["family"], case["model"], case["config"]
         cells = [Cell(curve, n, seed) for curve in curves(family, config["d"]) for n in config["lengths"]
                  for seed in range(config["seeds"])]  # fmt: skip
-        optima = [cell.curve.optimum(cell.n, WEIGHTING.get(model, "uniform")) for cell in cells]
         stack = trained(config, family, model, cells, work)
         # Seeded by the family alone, so that all its models are tested on the same tasks.
         stream = TaskStream(cells, generator(config, "test", family))
         risks = stacks.measure_risks(stack, stream, config["tests"], 2 * config["batch"])
-        steps: list[Any] = [None] * len(cells)
-        if model in MODELS:  # mechanisms that divide have no W
-            steps = stacks.step_errors(stacks.learnt_steps(stack, stream), optima)
         rows = []
-        for cell, optimum, step, risk, error in zip(cells, optima, steps, *risks, strict=True):
-            unit, theory = cell.curve.data.power / config["d"], optimum.risk / config["d"]
+        for cell, risk, error in zip(cells, *risks, strict=True):
+            unit = cell.curve.data.power / config["d"]
+            theory = cell.curve.optimum(cell.n, WEIGHTING.get(model, "uniform")).risk / config["d"]
             rows.append({
                 "case": cell.curve.label, "n": cell.n, "seed": cell.seed, "theory": theory, "trained": risk * unit,
-                "standard_error": error * unit, "deviation": risk * unit / theory - 1, "step_error": step,
+                "standard_error": error * unit, "deviation": risk * unit / theory - 1,
             })  # fmt: skip
         return {"rows": rows}
 
@@ -152,47 +142,33 @@ class Icl(Laboratory):
         return ["family", "case", "model", *(f"n = {n}" for n in self.lengths), "from formula"], shown
 
     def figures(self, frame: "DataFrame", meta: Row) -> list[Section]:
-        """Risks by family, learnt steps, the gain of H3, every trained model."""
-        found = []
+        """Risks by family, and every trained model."""
+        parts: list[Section] = []
         for family, own in frame.groupby("family", sort=False):
             # One panel per model with a line per case or, where models are compared, the other way round.
             panels, lines = ("case", "model") if family == "drift" else ("model", "case")
             limits = None if family == "drift" else (0, 1.05 * own[["theory", "trained"]].to_numpy().max())
             made = [
-                (f"{title}: risk / d", "examples n", lines_of(shown, lines, "trained", "min"),
-                 {"limits": limits, "dotted": list(lines_of(shown, lines, "theory", "min").values())})
+                (f"{title}: risk / d", "examples n", lines_of(shown, lines, "trained"),
+                 {"limits": limits, "dotted": list(lines_of(shown, lines, "theory").values())})
                 for title, shown in own.groupby(panels, sort=False)
             ]  # fmt: skip
-            found.append(chart(f"icl-{family}", family.replace("-", " ").capitalize(), READING + SEEN[family], *made))
-        exact = frame[frame.model.isin(EXACT)]
-        made = [(f"{model}: relative error", "examples n", lines_of(shown, "family", "step_error", "mean"), {})
-                for model, shown in exact.groupby("model", sort=False)]  # fmt: skip
-        found.append(chart("icl-preconditioner", "The learnt preconditioner", STEPS, *made))
-        parts = [Section(each.title, chart=each) for each in found if each is not None]
-        if table := gains(frame.to_dict("records")):
-            units = {"measured": "%", "by the formulas": "%"}
-            parts.append(Section("H3 beside linear attention", GAINS, type(frame)(table), units))
-        units = {"theory": "risk/d", "trained": "risk/d", "step_error": "relative"}
-        return [*parts, Section("Every trained model", table=frame, units=units)]
+            parts += chart(f"icl-{family}", family.replace("-", " ").capitalize(), READING + SEEN[family], *made)
+        return [*parts, Section("Every trained model", table=frame, units={"theory": "risk/d", "trained": "risk/d"})]
 
 
-def trained(config: Row, family: str, model: str, cells: Sequence[Cell], work: Work) -> nn.Module:
+def trained(config: Row, family: str, model: str, cells: Sequence[Cell], work: Work) -> Any:
     """The stack of a unit after training; an update's base is trained first."""
     drawn = generator(config, "train", family, model)
     stream, width, count = TaskStream(cells, drawn), config["d"] + 1, len(cells)
     ranks = [cell.curve.rank or 0 for cell in cells]
     settings = config["steps"], config["batch"], config["lr"]
+    more = {"low-rank": [ranks]}.get(family, [stream.most + 1] if model == H3 else [])
+    stack: Any = stacks.STACKS[model](count, width, drawn, *more)
     if family == "low-rank-update":
-        base = stacks.LinearStack(count, width, drawn)
         before = TaskStream(cells, drawn, sources=True)
-        stacks.fit(base, before, *settings, lambda share: work.tell(share / 2, "before"))
-        stack: nn.Module = stacks.AdaptedStack(base, width, drawn, ranks)
-        stacks.fit(stack, stream, *settings, lambda share: work.tell((1 + share) / 2, "update"))
-        return stack
-    if family == "low-rank":
-        stack = stacks.LinearStack(count, width, drawn, ranks)
-    else:
-        stack = stacks.make_stack(model, count, width, stream.most + 1, drawn)
+        stacks.fit(stack, before, *settings, lambda share: work.tell(share, "before"))
+        stack = stacks.AdaptedStack(stack, width, drawn, ranks)
     stacks.fit(stack, stream, *settings, lambda share: work.tell(share, ""))
     return stack
 
@@ -216,9 +192,9 @@ def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def lines_of(frame: "DataFrame", by: str, value: str, reduce: str) -> Curves:
-    """For each name in a column, the least or the mean of a value by number of examples."""
-    return {name: list(own.groupby("n")[value].agg(reduce).items()) for name, own in frame.groupby(by, sort=False)}
+def lines_of(frame: "DataFrame", by: str, value: str) -> Curves:
+    """For each name in a column, the least value by number of examples."""
+    return {name: list(own.groupby("n")[value].min().items()) for name, own in frame.groupby(by, sort=False)}
 
 
 def signed(share: float) -> str:

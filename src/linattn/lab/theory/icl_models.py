@@ -1,5 +1,4 @@
-"""One-layer models, many at a time: a *stack* holds M independent ones along its first axis. Their training, and what
-is measured of them.
+"""One-layer models, many at a time: a *stack* holds M independent ones along its first axis. Their training and risk.
 
 Tokens are ``z_i = (x_i, y_i)``, the last one ``(x, 0)``: ``(M, B, T, d+1)`` for B tasks of each model. A model returns
 one number per task, its answer at the last token. Shorter tasks have zeros in front, as a zero token adds nothing in
@@ -9,14 +8,13 @@ any of these models.
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import cos, pi
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from linattn.lab.theory.icl_tasks import Curve, Optimum
-from linattn.mechanisms.registry import create_mechanism
+from linattn.lab.theory.icl_tasks import Curve
 from linattn.ops.convolution.api import short_convolution, short_convolution_step
 from linattn.ops.convolution.call import ConvolutionState
 from linattn.ops.linear.api import linear_attention
@@ -25,7 +23,6 @@ OPEN_GATE = 3.0  # sigmoid(3) = 0.95: at first the last examples count nearly al
 CANON_WIDTH = 4
 # These rows are tens of tokens long and one value wide: too small for kernels that are made for long sequences.
 IMPL = "chunked"
-MULTIPLE = 8  # multiple of head widths that every mechanism accepts
 WARM_UP = 0.05  # share of all steps
 
 
@@ -141,41 +138,9 @@ class CanonStack(LinearStack):
         return super().forward(mixed.view(B, T, M, C).permute(2, 0, 1, 3))
 
 
-class MechanismStack(nn.Module):
-    """``f = n r^T attend(Z Wq, Z Wk, Z Wv)`` at the last token, with one head of a causal mechanism.
-
-    Mechanisms run one after the other, each on the tasks of its model, so that nothing leaks between models; this is
-    slower than the other stacks. Tokens that are zero are padding and are masked. Most mechanisms return a mean over
-    the examples, which times n is the sum that the other stacks return.
-    """
-
-    def __init__(self, name: str, models: int, width: int, generator: Generator) -> None:
-        super().__init__()
-        head = -(-width // MULTIPLE) * MULTIPLE
-        self.query, self.key, self.value = (draw((models, width, head), width, generator) for _ in range(3))
-        self.read_out = draw((models, 1, head), head, generator)
-        options: dict[str, Any] = {"num_heads": 1, "head_dim": head, "causal": True, "input_dim": width}
-        with torch.random.fork_rng():
-            torch.manual_seed(generator.initial_seed())
-            made = [create_mechanism(name, **options) for _ in range(models)]
-        self.mechanisms = nn.ModuleList(made).to(generator.device)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        q, k, v = (project(tokens, weight).unsqueeze(2) for weight in (self.query, self.key, self.value))
-        real = tokens.detach().abs().sum(-1) > 0  # (M, B, T)
-        outputs = [
-            mechanism(q[i], k[i], v[i], key_mask=real[i], x=tokens[i])[:, 0, -1]
-            for i, mechanism in enumerate(self.mechanisms)
-        ]
-        return (torch.stack(outputs) * self.read_out).sum(-1) * (real.sum(-1) - 1)
-
-
-def make_stack(model: str, models: int, width: int, tokens: int, generator: Generator) -> nn.Module:
-    """A stack by the name of its model: linear, h3, gated, canon, or a registered mechanism."""
-    if model == "h3":
-        return H3Stack(models, width, generator, tokens)
-    kinds = {"linear": LinearStack, "gated": GatedStack, "canon": CanonStack}
-    return kinds[model](models, width, generator) if model in kinds else MechanismStack(model, models, width, generator)
+STACKS: dict[str, Callable[..., nn.Module]] = {
+    "linear": LinearStack, "h3": H3Stack, "gated": GatedStack, "canon": CanonStack
+}  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -251,34 +216,3 @@ def measure_risks(stack: nn.Module, stream: TaskStream, tasks: int, batch: int) 
         sums += torch.stack([errors, errors.square()]).sum(2)
     mean, square = sums / tasks
     return mean.tolist(), ((square - mean**2).clamp(min=0) / tasks).sqrt().tolist()
-
-
-@torch.no_grad()
-def learnt_steps(stack: nn.Module, stream: TaskStream) -> Tensor:
-    """``W w_i`` in the models' answers, ``(M, n, d, d)``: the coefficient of ``x_a x_ib y_i`` in ``f``, for each i.
-
-    A single example ``(+-e_b, +-1)`` is put at place i and the query is ``e_a``; the part of the answer that is odd in
-    both signs is the coefficient. This does not depend on how a model factorises W.
-    """
-    M, d, T = len(stream.cells), stream.width - 1, stream.most + 1
-    device = stream.counts.device
-    unit = torch.eye(d, device=device)
-    signs = torch.tensor([(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)], device=device)
-    found = torch.empty(M, T - 1, d, d, device=device)
-    for place in range(T - 1):
-        tokens = torch.zeros(4, d, d, T, d + 1, device=device)  # signs, a, b
-        tokens[..., -1, :-1] = unit.unsqueeze(1)
-        tokens[..., place, :-1] = signs[:, :1, None, None] * unit
-        tokens[..., place, -1] = signs[:, 1:, None]
-        answers = predict(stack, tokens.flatten(0, 2).expand(M, -1, -1, -1), stream.counts).view(M, 4, d, d)
-        found[:, place] = (answers * signs.prod(1)[:, None, None]).sum(1) / 4
-    return found
-
-
-def step_errors(steps: Tensor, optima: Sequence[Optimum]) -> list[float]:
-    """Relative distances ``|W w - W* w*|_F / |W* w*|_F`` over all examples of a model."""
-    errors = []
-    for own, optimum in zip(steps.double().cpu(), optima, strict=True):
-        wanted = optimum.weights[:, None, None] * optimum.preconditioner
-        errors.append(((own[len(own) - len(optimum.weights) :] - wanted).norm() / wanted.norm()).item())
-    return errors

@@ -110,11 +110,10 @@ class Gaussian(DataModel):
         """A."""
         return (n + 1) * self.S + self.power * torch.eye(self.d, dtype=torch.float64)
 
-    def optimum(self, n: int, weighting: Weighting = "uniform") -> Optimum:
-        return self.limited(n, None)
-
-    def limited(self, n: int, rank: int | None, source: "Gaussian | None" = None) -> Optimum:
-        """The best W of that rank (Eckart-Young in the metric A) or, with a source, the best one that differs from the
+    def optimum(
+        self, n: int, weighting: Weighting = "uniform", rank: int | None = None, source: "Gaussian | None" = None
+    ) -> Optimum:
+        """The best W, of that rank (Eckart-Young in the metric A) or, with a source, the best one that differs from the
         optimum of ``source`` by that rank: LoRA after a shift of tasks."""
         A, factor = self.metric(n), self.feature_root
         V = torch.linalg.solve(A, self.S)  # S A^-1: both are functions of S, so they commute
@@ -274,7 +273,7 @@ class Curve(NamedTuple):
 
     def optimum(self, n: int, weighting: Weighting = "uniform") -> Optimum:
         if isinstance(self.data, Gaussian):
-            return self.data.limited(n, self.rank, self.source)
+            return self.data.optimum(n, weighting, self.rank, self.source)
         return self.data.optimum(n, weighting)
 
 

@@ -11,18 +11,13 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from linattn.lab.cases import Case, Outcome, Work
+from linattn.lab.cases import Outcome
 from linattn.lab.compare.comparison import Point
 from linattn.lab.compare.text import CompareText, Contender
 from linattn.lab.screen import Screen
-from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
-from linattn.lab.tasks.synthetic.lano import Lano
-from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.text.config import host_of_recipe, recipe_settings
-from linattn.lab.train.text.hosts import Host, create_host
-from linattn.lab.train.text.loop import TextFolder
+from linattn.lab.train.text.hosts import Host
 from linattn.support.config import option
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_option
@@ -61,7 +56,6 @@ BUDGETS: dict[str, dict[str, tuple[dict[str, Any], int, int]]] = {
         "lano": ({"root": 19, "length": 256, "test_examples": 128}, 3000, 128),
     },
 }  # fmt: skip
-PAD = 1  # before shorter prompts and after finished texts: masked or cut off, so any token except the end will do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +92,6 @@ class Synth(CompareText):
         True, "Final runs, scored on test data; without them the table has the scores that chose learning rates.",
         affects=False, group="Comparison",
     )  # fmt: skip
-    samples: int = option(
-        0, "Sentences (lano) or answers (brevo) that each trained model writes, to be checked.", least=0, affects=False,
-        group="Comparison",
-    )  # fmt: skip
 
     @classmethod
     def parse(cls, texts: Mapping[str, Any]) -> "Synth":
@@ -134,10 +124,6 @@ class Synth(CompareText):
         super().check()
         if not self.final and len(set(self.lr)) < 2:
             raise OptionError("final", "--no-final shows the runs that choose learning rates: name several with --lr")
-        if not self.final and self.samples:
-            raise OptionError("samples", "must be 0 with --no-final, which keeps no trained model to write them")
-        if self.samples and self.task not in ("lano", "brevo"):
-            raise OptionError("samples", f"are checked for lano and brevo, not for {self.task}")
 
     @property
     def folder(self) -> Path:
@@ -179,25 +165,8 @@ class Synth(CompareText):
     def keeps_weights(self) -> bool:
         return self.weights and self.final
 
-    # Without final runs there are those that choose learning rates; at the end what trained models write.
-
     def final_cases(self, chosen: Mapping[str, Point]) -> list[dict[str, Any]]:
         return super().final_cases(chosen) if self.final else []
-
-    @property
-    def of_trained(self) -> dict[str, dict[str, Any]]:
-        return {"written": {"samples": self.samples}} if self.samples else {}
-
-    def title(self, case: Case) -> str:
-        return f"{case['mechanism']} writes" if case["kind"] == "written" else super().title(case)
-
-    def written_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        """The percentage of right texts among those that a trained model writes."""
-        run = case["of"]
-        model = create_host(self.hosts[run["mechanism"]], self.made, run["seed"])
-        weights = TextFolder(self.weights_of(run, work)).load_weights()
-        model.load_state_dict(weights, strict=not model.config.tie_word_embeddings)
-        return {"written": share_right(model.to(self.place()).eval(), self.made, case["samples"])}
 
     def finish(self, screen: Screen, meta: dict[str, Any], done: Sequence[tuple[str, Outcome]]) -> int:
         rows = self.paper_table(self.rows(done))
@@ -234,10 +203,10 @@ class Synth(CompareText):
                 runs = [r for r in runs if f"{r['lr']:g}" == self.metric().best(rates)]
             for metric in self.shown_metrics() if runs else ():
                 row[metric] = fmean(r[measured][metric] for r in runs)
-            more = {key: value for r in own for key, value in r.items() if key in ("written", "parameters")}
-            if "bits" in row and "parameters" in more:
-                row["bits_per_parameter"] = row["bits"] / more["parameters"]
-            found[contender, position] = row | {key: value for key, value in more.items() if key == "written"}
+            parameters = [r["parameters"] for r in own if "parameters" in r]
+            if "bits" in row and parameters:
+                row["bits_per_parameter"] = row["bits"] / parameters[-1]
+            found[contender, position] = row
         first = METRICS[self.task][0]
         for (contender, position), row in found.items():
             plain = found.get((contender._replace(canon=None), position), {})
@@ -254,34 +223,3 @@ class Synth(CompareText):
 
 def _number(value: object) -> object:
     return format(value, ".1f" if abs(value) >= 10 else ".3g") if isinstance(value, float) else value
-
-
-@torch.no_grad()
-def share_right(model: Any, task: SequenceTask, samples: int) -> float:
-    """Percentage of right texts: sentences at temperature 1 from ``bos`` for Lano, greedy answers for Brevo."""
-    if isinstance(task, Lano):
-        prompts = torch.zeros(samples, 1, dtype=torch.int64)
-        written = _written(model, prompts, torch.ones_like(prompts), task.length, stop=0, sample=True)
-        return 100 * sum(task.valid(row) for row in written) / samples
-    assert isinstance(task, Brevo)
-    questions = task.questions(samples)
-    size = max(map(len, questions))
-    prompts = torch.tensor([[PAD] * (size - len(row)) + row for row in questions])
-    mask = torch.tensor([[0] * (size - len(row)) + [1] * len(row) for row in questions])
-    most = task.nodes * task.words.longest + 1
-    written = _written(model, prompts, mask, most, stop=task.bos + 3, sample=False)
-    pairs = zip(questions, written, strict=True)
-    return 100 * sum(right_answer(asked, found, task.words, task.bos) for asked, found in pairs) / samples
-
-
-def _written(model: Any, prompts: Tensor, mask: Tensor, most: int, *, stop: int, sample: bool) -> list[list[int]]:
-    """What the model writes after each prompt, up to the token that stops it; empty if it does not stop."""
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(0)
-        out = model.generate(
-            prompts.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=most, do_sample=sample,
-            eos_token_id=stop, pad_token_id=PAD,
-            **({"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}),
-        )  # fmt: skip
-    rows = out[:, prompts.shape[1] :].tolist()
-    return [row[: row.index(stop)] if stop in row else [] for row in rows]

@@ -4,7 +4,7 @@ Statements are those of NaLaFormer, PolaFormer and MirrorLA. The positive-sequen
 is ``PSE(w) = -sum_s (w_s / W) log(w_s / W)``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -36,25 +36,19 @@ SHORT, LONG = (0.25, 0.5, 1.0, 2.0), (4.0, 400.0)  # norms below and above which
 
 @dataclass(frozen=True)
 class Activations:
-    """q ``(B, H, T, D)``, k ``(B, H_kv, T, D)`` in fp64, and the other arguments of a call, such as the layer's input
-    ``x (B, T, C)``. ``own`` is the mechanism that was called with them, as it was trained; None if there is none."""
+    """q and k ``(B, H, T, D)`` in fp64, and the other arguments of a call, such as the layer's input ``x (B, T, C)``.
+    ``own`` is the mechanism that was called with them, as it was trained; None if there is none."""
 
     source: str
     layer: str
     q: Tensor
     k: Tensor
     arguments: dict[str, Any] = field(default_factory=dict)
-    causal: bool = False
     own: Mechanism | None = None
 
     def times(self, scale: float) -> "Activations":
         """The same activations with all queries multiplied by ``scale``."""
         return replace(self, q=scale * self.q)
-
-    @property
-    def counted(self) -> slice:
-        """The queries that are counted: all, or if causal the last quarter, which see many keys."""
-        return slice(3 * self.q.shape[2] // 4, None) if self.causal else slice(None)
 
 
 def random_activations(
@@ -72,53 +66,8 @@ def random_activations(
 
 
 def attention_rows(mechanism: Mechanism, activations: Activations) -> Tensor:
-    """Weights ``(B, H, rows, Tk)`` of the queries that are counted."""
-    weights = attention_map(mechanism, activations.q, activations.k, **activations.arguments)
-    return weights[:, :, activations.counted]
-
-
-def checks(statements: Sequence[tuple[str, Callable[[Any], Found], Any]]) -> list[dict[str, Any]]:
-    """A row for each kind, statement and what it is checked on: a statement is the docstring of a function.
-
-    Kinds are ``theorem``, about every single row or sequence; ``counterexample``; and ``mean``, about means over rows.
-    """
-    rows = []
-    for kind, statement, given in statements:
-        passed, numbers = statement(given)
-        rows.append({"name": statement.__name__, "kind": kind, "statement": statement.__doc__, "passed": passed,
-                     "numbers": numbers})  # fmt: skip
-    return rows
-
-
-def sequence_checks(seed: int = 0, count: int = 256, length: int = 64) -> list[dict[str, Any]]:
-    """Check the theorems on ``count`` sequences of ``length`` numbers.
-
-    Example:
-        >>> [row["name"] for row in sequence_checks() if not row["passed"]]
-        []
-    """
-    generator = torch.Generator().manual_seed(seed)
-    signed = torch.randn(count, length, generator=generator, dtype=torch.float64)
-    third = count // 3  # absolute normal, log-normal and uniform sequences
-    uniform = 1 - torch.rand(count - 2 * third, length, generator=generator, dtype=torch.float64)
-    positive = torch.cat([signed[:third].abs(), signed[third : 2 * third].exp(), 2 * uniform])
-    return checks([
-        ("theorem", exponential, signed), ("theorem", power, positive), ("theorem", homogeneous, signed),
-        ("theorem", convex_from_zero, positive), ("counterexample", offset, positive),
-        ("theorem", elasticity, positive),
-    ])  # fmt: skip
-
-
-def attention_checks(activations: Activations, seed: int = 0) -> list[dict[str, Any]]:
-    """Check the statements; ``activations`` must be random, of an even width, and not causal."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return checks([
-            ("theorem", softmax, activations), ("theorem", blind, activations),
-            ("counterexample", blind_at_start_only, activations), ("theorem", mirror, activations),
-            ("mean", nala, activations), ("mean", power_of_features, activations), ("mean", mala, activations),
-            ("theorem", polarity, activations),
-        ])  # fmt: skip
+    """Weights ``(B, H, T, T)``."""
+    return attention_map(mechanism, activations.q, activations.k, **activations.arguments)
 
 
 def means(name: str, values: Sequence[float], path: Tensor) -> dict[str, float]:
@@ -127,7 +76,16 @@ def means(name: str, values: Sequence[float], path: Tensor) -> dict[str, float]:
     return {f"pse_{name}={value:g}": mean for value, mean in zip(values, found, strict=True)}
 
 
-# On sequences x (sequences, length).
+def rises(path: Tensor) -> int:
+    """Number of steps ``(steps, ...)`` along which an entropy does not fall."""
+    return int((path.diff(dim=0) >= 0).sum())
+
+
+def falling(values: Iterable[float]) -> bool:
+    return all(after < before for before, after in pairwise(values))
+
+
+# A statement is the docstring of the function that checks it. On sequences x (sequences, length):
 
 
 def exponential(x: Tensor) -> Found:
@@ -184,12 +142,7 @@ def elasticity(x: Tensor) -> Found:
     return sum(numbers.values()) == 0, dict(numbers)
 
 
-def rises(path: Tensor) -> int:
-    """Number of steps ``(steps, ...)`` along which an entropy does not fall."""
-    return int((path.diff(dim=0) >= 0).sum())
-
-
-# On rows of attention, of random activations.
+# On rows of attention, of random activations:
 
 
 def build(name: str, activations: Activations, **options: Any) -> Mechanism:
@@ -210,13 +163,10 @@ def softmax(activations: Activations) -> Found:
 
 def largest_change(mechanism: Mechanism, activations: Activations) -> float:
     """Largest change of any row over the scales; flows that weigh different channels of v have separate rows."""
-
-    def entropies_at(scale: float) -> Tensor:
-        weights = attention_map(mechanism, scale * activations.q[:1], activations.k[:1], channels=True)
-        return pse(weights.movedim(-2, -1))
-
-    middle = entropies_at(1.0)
-    return max(float((entropies_at(c) - middle).abs().amax()) for c in (0.1, 0.5, 2.0, 10.0))
+    q, k = activations.q[:1], activations.k[:1]
+    maps = [attention_map(mechanism, c * q, k, channels=True).movedim(-2, -1) for c in (1.0, 0.1, 0.5, 2.0, 10.0)]
+    middle, *others = map(pse, maps)
+    return max(float((entropies - middle).abs().amax()) for entropies in others)
 
 
 def blind(activations: Activations) -> Found:
@@ -253,28 +203,22 @@ def mirror(activations: Activations) -> Found:
 
 def nala(activations: Activations) -> Found:
     """nala: rows are sharper as the norm grows to 2; past 4, where tanh is 1, they no longer change"""
-    norms = (*SHORT, *LONG)
-    lengths = activations.q.norm(dim=-1, keepdim=True)
-    given = [replace(activations, q=norm * activations.q / lengths) for norm in norms]
-    path = entropies(build("nala", activations), given)
+    norms, lengths = (*SHORT, *LONG), activations.q.norm(dim=-1, keepdim=True)
+    path = entropies(build("nala", activations), [replace(activations, q=c * activations.q / lengths) for c in norms])
     numbers = means("norm", norms, path)
     mean = list(numbers.values())
-    after = abs(mean[-1] - mean[-2])
     numbers["share_of_rows_sharper"] = float((path[len(SHORT) - 1] < path[0]).double().mean())
-    falls = all(later < before for before, later in pairwise(mean[: len(SHORT)]))
-    return falls and after < 0.01 * (mean[0] - mean[-1]), numbers | {"change_past_4": after}
+    numbers["change_past_4"] = after = abs(mean[-1] - mean[-2])
+    return falling(mean[: len(SHORT)]) and after < 0.01 * (mean[0] - mean[-1]), numbers
 
 
 def power_of_features(activations: Activations) -> Found:
     """a higher power of the features makes rows sharper"""
-    numbers: dict[str, float] = {}
-    falls, powers = [], (1.0, 2.0, 3.0, 5.0)
+    powers, found = (1.0, 2.0, 3.0, 5.0), []
     for name in ("focused", "nala"):
         path = torch.cat([entropies(build(name, activations, power=p), [activations]) for p in powers])
-        found = means(f"{name}_power", powers, path)
-        falls += [after < before for before, after in pairwise(found.values())]
-        numbers |= found
-    return all(falls), numbers
+        found.append(means(f"{name}_power", powers, path))
+    return all(falling(each.values()) for each in found), found[0] | found[1]
 
 
 def mala(activations: Activations) -> Found:
@@ -283,8 +227,7 @@ def mala(activations: Activations) -> Found:
     path = torch.stack([attention_rows(mechanism, activations.times(c)) for c in scales])
     numbers = means("scale", scales, pse(path))
     off = float((path.sum(-1) - 1).abs().amax())
-    falls = all(after < before for before, after in pairwise(numbers.values()))
-    return falls and off < 1e-4, numbers | {"sum_off_by": off}
+    return falling(numbers.values()) and off < 1e-4, numbers | {"sum_off_by": off}
 
 
 def polarity(activations: Activations) -> Found:
@@ -294,3 +237,36 @@ def polarity(activations: Activations) -> Found:
     opposite = q.relu() @ (-k).relu().mT + (-q).relu() @ k.relu().mT
     off = float((same - opposite - q @ k.mT).abs().amax())
     return off < EXACT, {"off_by": off, "share_opposite": float(opposite.sum() / (same + opposite).sum())}
+
+
+# Theorems are about every single row or sequence, means about means over rows.
+CHECKS: tuple[tuple[str, Callable[[Any], Found], str], ...] = (
+    ("theorem", exponential, "signed"), ("theorem", power, "positive"), ("theorem", homogeneous, "signed"),
+    ("theorem", convex_from_zero, "positive"), ("counterexample", offset, "positive"),
+    ("theorem", elasticity, "positive"), ("theorem", softmax, "rows"), ("theorem", blind, "rows"),
+    ("counterexample", blind_at_start_only, "rows"), ("theorem", mirror, "rows"), ("mean", nala, "rows"),
+    ("mean", power_of_features, "rows"), ("mean", mala, "rows"), ("theorem", polarity, "rows"),
+)  # fmt: skip
+
+
+def check_all(activations: Activations, seed: int = 0, count: int = 256, length: int = 64) -> list[dict[str, Any]]:
+    """A row for each statement, checked on ``count`` sequences of ``length`` numbers or on random activations of an
+    even width.
+
+    Example:
+        >>> [row["name"] for row in check_all(random_activations(tokens=16)) if not row["passed"]]
+        []
+    """
+    generator = torch.Generator().manual_seed(seed)
+    signed = torch.randn(count, length, generator=generator, dtype=torch.float64)
+    third = count // 3  # absolute normal, log-normal and uniform sequences
+    uniform = 1 - torch.rand(count - 2 * third, length, generator=generator, dtype=torch.float64)
+    positive = torch.cat([signed[:third].abs(), signed[third : 2 * third].exp(), 2 * uniform])
+    given, rows = {"signed": signed, "positive": positive, "rows": activations}, []
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for kind, check, on in CHECKS:
+            passed, numbers = check(given[on])
+            rows.append({"name": check.__name__, "kind": kind, "statement": check.__doc__, "passed": passed,
+                         "numbers": numbers})  # fmt: skip
+    return rows
