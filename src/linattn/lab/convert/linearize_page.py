@@ -67,9 +67,8 @@ def lead(results: Row) -> str:
     first, last = (stages[0], stages[-1]) if len(stages) > 1 else ({}, {})
     for teacher, other in zip(first.get("perplexity") or [], last.get("perplexity") or [], strict=False):
         a, b = teacher["perplexity"], other["perplexity"]
-        words.append(
-            f"Perplexity at {other['length']:,} tokens went from {a:.2f} to {b:.2f} ({100 * (b / a - 1):+.1f} %)."
-        )
+        change = f"({100 * (b / a - 1):+.1f} %)"
+        words.append(f"Perplexity at {other['length']:,} tokens went from {a:.2f} to {b:.2f} {change}.")
     if last.get("agreement"):
         words.append(f"Sentence vectors have a mean cosine of {last['agreement']['mean']:.4f} to the teacher's.")
     return " ".join(words)
@@ -158,6 +157,7 @@ def _charts(results: Row, stages: Sequence[Row]) -> list[Section]:
            {"limits": (-0.04, 1.04)}) for name in haystacks),
     ) + chart(
         "cost", "Memory and speed of decoding", COST,
-        ("Cache of one sequence", "tokens before", lines("decoding", "context", "cache_bytes"), {"shown": binary, "log": 2}),
+        ("Cache of one sequence", "tokens before", lines("decoding", "context", "cache_bytes"),
+         {"shown": binary, "log": 2}),
         ("Decoded tokens per second", "tokens before", lines("decoding", "context", "tokens_per_second"), {}),
     ) + chart("transfer", "How layers learned", TRANSFER, drawn)  # fmt: skip
