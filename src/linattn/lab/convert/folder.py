@@ -122,8 +122,8 @@ def documents(name: str, source: str) -> list[str]:
         return [as_text(document) for document in read_documents(source)]
 
 
-def labelled(folder: Path, most: int | None) -> Labelled:
-    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels; ``most`` of each class, None: all."""
+def labelled(folder: Path) -> Labelled:
+    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels."""
     parts: list[list[Any]] = []
     for path in (folder / "train.jsonl", folder / "test.jsonl"):
         if not path.is_file():
@@ -133,4 +133,4 @@ def labelled(folder: Path, most: int | None) -> Labelled:
             if not all(isinstance(row.get("label"), int) for row in rows):
                 raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
             parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
-    return Labelled(*parts) if most is None else Labelled(*parts).first(most)
+    return Labelled(*parts)
