@@ -248,12 +248,14 @@ def _cache(call: HybridCall, chosen: SalientList, end: Tensor, ring: int) -> Sal
     alive = keep.gather(2, index)
     features = chosen.features if cap is not None else chosen.features[..., :0]
     table = (chosen.k, chosen.v, features, chosen.scores, chosen.position)
-    k, v, features, scores, position = (
-        blank(take(x, index), ~alive, -1 if x is chosen.position else 0) for x in table
-    )  # fmt: skip
-    more = M - index.shape[2]
-    k, v, features = (F.pad(x, (0, 0, 0, more)) for x in (k, v, features))
-    return SalientCache(
-        k.to(call.k), v.to(call.v), features.to(call.feature_pair[1]), F.pad(scores, (0, more)),
-        F.pad(position, (0, more), value=-1), F.pad(alive, (0, more)),
-    )  # fmt: skip
+    found = (blank(take(x, index), ~alive, -1 if x is chosen.position else 0) for x in table)
+    k, v, features, scores, position = found
+    kept = k.to(call.k), v.to(call.v), features.to(call.feature_pair[1])
+    return with_slots(SalientCache(*kept, scores, position, alive), M - index.shape[2])
+
+
+def with_slots(cache: SalientCache, more: int) -> SalientCache:
+    """The cache with further slots, which hold nothing."""
+    k, v, features = (F.pad(x, (0, 0, 0, more)) for x in cache[:3])
+    scores, alive = F.pad(cache.scores, (0, more)), F.pad(cache.alive, (0, more))
+    return SalientCache(k, v, features, scores, F.pad(cache.position, (0, more), value=-1), alive)
