@@ -1,13 +1,11 @@
 import pytest
 import torch
 from tests.convert.evaluate.tiny import tiny_llama
-from tests.ops.hybrid_cases import numbers_in
 
 import linattn.convert.inspect as fit
 from linattn.convert.convert import Observation
-from linattn.convert.core import build_core
 from linattn.convert.inspect import InspectOptions, Statistics, choose, inspect
-from linattn.convert.plan import LayerShape, plan
+from linattn.convert.plan import LayerShape
 from linattn.support.options import OptionError
 
 
@@ -49,20 +47,6 @@ def test_figures_are_those_of_the_models_own_attention():
         # One of the 8 tokens of a chunk, 4 of the first; with a position besides.
         assert fits["window+salient"]["state"] == fits["window"]["state"] + 2 * (4096 // 8 - 2 + 3) * (2 * 8 + 3)
     assert sum(row["dimension"] for row in rows) == 2 * 8
-
-
-@pytest.mark.parametrize("window", [8, 16])
-@torch.no_grad()
-def test_states_are_as_large_as_those_that_candidates_leave(window, monkeypatch):
-    monkeypatch.setattr(fit, "STATE_LENGTH", 128)
-    shape = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=32, causal=True)
-    q, k, v, x = torch.randn(1, 4, 128, 8), *torch.randn(2, 1, 2, 128, 8).unbind(), torch.randn(1, 128, 32)
-    cores = fit.make_cores(shape, None, window, torch.device("cpu"))
-    for options in ({"cap": 12}, {"score": "kl"}, {"delay": 2}, {"features": "none", "layout": "sliding"}):
-        cores[str(options)] = build_core(plan("still", [shape], window=window, **options).layers[0], shape)
-    for name, core in cores.items():
-        state = core.with_state(q, k, v, x=x)[1]
-        assert fit.state_numbers(core) == numbers_in(state), name
 
 
 def test_a_window_is_for_causal_layers():

@@ -5,7 +5,7 @@ import math
 import torch
 
 from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
-from linattn.ops.hybrid.types import HybridState, SalientBudget
+from linattn.ops.hybrid.types import SalientBudget
 
 F64 = torch.float64
 FORMS = ["reference", "recurrent", "chunked"]
@@ -150,7 +150,3 @@ def brute_force(inputs, *, window, layout="sliding", delay=1, budget=None, units
 
 def assert_same(found, expected, tolerance=1e-10):
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(1.0, expected.abs().max().item()))
-
-
-def numbers_in(state: HybridState) -> int:
-    return sum(x.numel() for part in state if part is not None for x in (part if isinstance(part, tuple) else (part,)))

@@ -296,7 +296,7 @@ class HybridCore(Core):
         return hybrid_attention_with_state(q, k, v, initial_state=state, **options)
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
-        # The layout for decoding is for one token in one dtype, beside a window.
+        # The layout for decoding is for one token in one dtype, beside a window in chunks.
         one_dtype = q.dtype == k.dtype == v.dtype and autocast_dtype(q) is None
         ready: Any = None
         if self.plan.window and one_dtype and usable(q):

@@ -17,11 +17,9 @@ from linattn.convert.convert import Observation
 from linattn.convert.core import Core, build_core
 from linattn.convert.degrees.kernel import kernel_degrees
 from linattn.convert.degrees.measure import Reservoir, allocate, watch
-from linattn.convert.plan import LayerPlan, LayerShape, plan
+from linattn.convert.plan import LayerShape, plan
 from linattn.convert.training.loop import Batch, Batches
 from linattn.convert.transfer import output_error, relative_error
-from linattn.ops.hybrid.rows import count_numbers
-from linattn.ops.hybrid.types import Window
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 from linattn.support.progress import Report
@@ -235,6 +233,7 @@ def make_cores(shape: LayerShape, wanted: tuple[str, ...] | None, window: int, d
     return cores
 
 
+@torch.no_grad()
 def state_numbers(core: Any) -> int:
     """How many numbers the state holds after a call over 4,096 tokens; for a bidirectional layer, those of its sums.
 
@@ -242,18 +241,18 @@ def state_numbers(core: Any) -> int:
     marks, and the sums. Decoding uses another layout of the state, with room for further tokens and for the queries of
     the latest chunk, which takes twice as much memory or a little more.
     """
-    layer: LayerPlan = core.plan
-    shape: LayerShape = core.shape
-    if layer.kind == "mechanism":
+    if core.plan.kind == "mechanism":
         return int(core.mechanism.state_size(STATE_LENGTH))
-    D, F = shape.head_dim, 0
-    if core.features is not None:
-        probe = torch.zeros(1, shape.num_heads, 1, D, device=next(core.parameters()).device)
-        F = core.features(probe, probe[:, : shape.num_kv_heads])[1].shape[-1]
-    if layer.window == 0:
-        return shape.num_kv_heads * F * (D + 1)
-    window = Window(layer.window, layer.layout, layer.delay)
-    return count_numbers(window, layer.budget, heads=shape.num_kv_heads, widths=(D, D, F), length=STATE_LENGTH)
+    shape, device = core.shape, next((p.device for p in core.parameters()), None)
+    q = torch.zeros(1, shape.num_heads, STATE_LENGTH, shape.head_dim, device=device)
+    k, x = q[:, : shape.num_kv_heads], q.new_zeros(1, STATE_LENGTH, shape.hidden)
+    return _numbers_in(core.with_state(q, k, k, x=x)[1])
+
+
+def _numbers_in(state: Any) -> int:
+    if isinstance(state, tuple):
+        return sum(map(_numbers_in, state))
+    return 0 if state is None else int(state.numel())
 
 
 def choose(fits: list[Fit]) -> Fit:

@@ -22,6 +22,7 @@ from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layo
 from linattn.ops.shared.call import chooser, compute_dtype, hide, one_token, output_dtype, without_autocast
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
+OF_TOKEN = ("features", "scores", "gate")  # options that are given for each token
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
 checked_choice = chooser(kernels)
 
@@ -140,7 +141,7 @@ def hybrid_attention_step(
         >>> output.shape, state.length.tolist()
         (torch.Size([1, 2, 4]), [5])
     """
-    call = one_token(HybridCall, (q_t, k_t, v_t), state, options, ("features", "scores", "gate"))
+    call = one_token(HybridCall, (q_t, k_t, v_t), state, options, OF_TOKEN)
     output, state = _run(call, "auto")
     return HybridOutput(output.squeeze(2), state)
 
@@ -195,16 +196,13 @@ def _packed(call: HybridCall, impl: str) -> HybridOutput:
     real = slots < lengths[:, None]  # (N, L)
     tokens = (bounds[:-1, None] + slots).clamp(max=max(call.k.shape[2] - 1, 0))
 
-    def unpack(x: Tensor) -> Tensor:
+    def unpack(x: Any) -> Any:
         """``(1, H, T, ...)`` to ``(N, H, L, ...)``."""
-        return x[0][:, tokens].transpose(0, 1)
+        if isinstance(x, tuple):
+            return tuple(map(unpack, x))
+        return None if x is None else x[0][:, tokens].transpose(0, 1)
 
-    phi, psi = call.feature_pair
-    alone = replace(
-        call, q=unpack(call.q), k=unpack(call.k), v=unpack(call.v), features=(unpack(phi), unpack(psi)),
-        scores=None if call.scores is None else unpack(call.scores),
-        gate=None if call.gate is None else unpack(call.gate),
-        key_mask=real if call.key_mask is None else real & call.key_mask[0][tokens], cu_seqlens=None,
-    )  # fmt: skip
-    output, state = _run(alone, impl)
+    of_tokens = {name: unpack(getattr(call, name)) for name in ("q", "k", "v", *OF_TOKEN)}
+    mask = real if call.key_mask is None else real & call.key_mask[0][tokens]
+    output, state = _run(replace(call, **of_tokens, key_mask=mask, cu_seqlens=None), impl)
     return HybridOutput(output.transpose(1, 2)[real].transpose(0, 1).unsqueeze(0), state)

@@ -140,8 +140,6 @@ class HybridCall:
             checks.check_device(f"initial_state.{name}", x, self.q)
 
     def initial_sums(self, dtype: torch.dtype) -> LinearState:
-        if self.initial_state is not None:
-            return LinearState(*(x.to(dtype) for x in self.initial_state.linear))
-        B, H_kv, _, Fs = self.feature_pair[1].shape
-        kv = torch.zeros(B, H_kv, Fs, self.v.shape[3], dtype=dtype, device=self.k.device)
-        return LinearState(kv, kv.new_zeros(B, H_kv, Fs))
+        state = self.initial_state
+        sums = checks.zero_state(self.feature_pair[1], self.v, None) if state is None else state.linear
+        return LinearState(*(x.to(dtype) for x in sums))

@@ -14,11 +14,10 @@ step sums up at most one token, since a token that takes such a slot is not summ
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.hybrid.call import HybridCall
-from linattn.ops.hybrid.rows import held_positions, take
+from linattn.ops.hybrid.rows import held_positions, take, with_slots
 from linattn.ops.hybrid.saliency import best_first, of_group, score_of, top_of_chunk
 from linattn.ops.hybrid.types import HybridState, HybridSums, SalientBudget, SalientCache, Window, WindowRing
 from linattn.ops.shared.call import finite_unit, hide
@@ -142,12 +141,8 @@ def _mark(
 
 def _with_room(cache: SalientCache, stays: Tensor) -> SalientCache:
     """The cache with a free slot: without a cap it grows when it is full. To know that, the host waits for a GPU."""
-    if not bool((stays & cache.alive.all(-1)).any()):
-        return cache
-    more = max(FIRST_SLOTS, cache.k.shape[2])
-    k, v, features = (F.pad(x, (0, 0, 0, more)) for x in cache[:3])
-    scores, alive = F.pad(cache.scores, (0, more)), F.pad(cache.alive, (0, more))
-    return SalientCache(k, v, features, scores, F.pad(cache.position, (0, more), value=-1), alive)
+    full = bool((stays & cache.alive.all(-1)).any())
+    return with_slots(cache, max(FIRST_SLOTS, cache.k.shape[2])) if full else cache
 
 
 def _place(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.hybrid.call import HybridCall
-from linattn.ops.hybrid.saliency import best_first, chunk_order, self_saliency, top_of_chunk
+from linattn.ops.hybrid.saliency import best_first, self_saliency, top_of_chunk
 from linattn.ops.hybrid.types import (
     FOREVER,
     HybridState,
@@ -19,7 +19,6 @@ from linattn.ops.hybrid.types import (
     SalientBudget,
     SalientCache,
     SalientList,
-    Window,
     WindowRing,
 )
 from linattn.ops.shared.types import LinearState
@@ -165,17 +164,13 @@ def _list_of_best(call: HybridCall, budget: SalientBudget, rows: Rows, places: P
     # A choice takes effect from the first query whose window may have let go of the chunk.
     border = places.start[:, None] + (torch.arange(n, device=position.device) + 1 + rows.window.wait) * L  # (B, n)
     now = ((border >= places.before[:, None]) & (border < places.after[:, None]))[:, None, :, None]
-    if state is None and budget.per_chunk == budget.most_per_chunk:  # all chunks fill their slots, or none of them
-        slots = chunk_order(by_chunk, position_by_chunk, budget)[..., : budget.per_chunk].sort(-1).values
-        until = torch.where(now, FOREVER, 0).expand_as(slots).flatten(2)
-    else:
-        chosen = top_of_chunk(by_chunk, position_by_chunk, budget) & now
-        if state is not None:
-            unchosen = torch.zeros(call.k.shape[:3], dtype=torch.bool, device=position.device)
-            held = whole_chunks(places.gather(unchosen, state.window.salient), rows.chunk).unflatten(2, (n, L))
-            chosen = chosen | (held & (border < places.before[:, None])[:, None, :, None])
-        slots = first_true(chosen, budget.most_per_chunk)  # (B, H_kv, n, most)
-        until = torch.where(chosen.gather(3, slots), FOREVER, 0).flatten(2)
+    chosen = top_of_chunk(by_chunk, position_by_chunk, budget) & now
+    if state is not None:
+        unchosen = torch.zeros(call.k.shape[:3], dtype=torch.bool, device=position.device)
+        held = whole_chunks(places.gather(unchosen, state.window.salient), rows.chunk).unflatten(2, (n, L))
+        chosen = chosen | (held & (border < places.before[:, None])[:, None, :, None])
+    slots = first_true(chosen, budget.most_per_chunk)  # (B, H_kv, n, most)
+    until = torch.where(chosen.gather(3, slots), FOREVER, 0).flatten(2)
     index = (slots + (torch.arange(n, device=slots.device) * L)[:, None]).flatten(2)
     parts = [take(x, index) for x in (rows.k, rows.v, rows.key_features, rows.scores, position)]
     parts.append(until)
@@ -253,41 +248,14 @@ def _cache(call: HybridCall, chosen: SalientList, end: Tensor, ring: int) -> Sal
     alive = keep.gather(2, index)
     features = chosen.features if cap is not None else chosen.features[..., :0]
     table = (chosen.k, chosen.v, features, chosen.scores, chosen.position)
-    k, v, features, scores, position = (
-        blank(take(x, index), ~alive, -1 if x is chosen.position else 0) for x in table
-    )  # fmt: skip
-    more = M - index.shape[2]
-    k, v, features = (F.pad(x, (0, 0, 0, more)) for x in (k, v, features))
-    return SalientCache(
-        k.to(call.k), v.to(call.v), features.to(call.feature_pair[1]), F.pad(scores, (0, more)),
-        F.pad(position, (0, more), value=-1), F.pad(alive, (0, more)),
-    )  # fmt: skip
+    found = (blank(take(x, index), ~alive, -1 if x is chosen.position else 0) for x in table)
+    k, v, features, scores, position = found
+    kept = k.to(call.k), v.to(call.v), features.to(call.feature_pair[1])
+    return with_slots(SalientCache(*kept, scores, position, alive), M - index.shape[2])
 
 
-def count_numbers(
-    window: Window, budget: SalientBudget | None, *, heads: int, widths: tuple[int, int, int], length: int
-) -> int:
-    """How many numbers the state of one sequence of ``length`` tokens holds, marks and positions included.
-
-    It is computed without a state, for tokens that a budget chooses. If only a part of a chunk has left the ring,
-    all its chosen tokens are counted as if they had left it too: an upper bound, at most one chunk's choice too high.
-
-    Args:
-        heads: number of key heads.
-        widths: ``(K, V, F)``, the widths of a key, of a value and of a key's features (0: no linear part).
-
-    Example:
-        >>> from linattn.ops.hybrid.types import SalientBudget, Window
-        >>> window, still = Window(64, "chunks"), SalientBudget(1 / 16, 64, sinks=4)
-        >>> count_numbers(window, still, heads=2, widths=(64, 64, 128), length=4096)
-        147665
-    """
-    K, V, Fs = widths
-    ring = window.ring_size(budget)
-    numbers = ring * (K + V + Fs + 2) + Fs * (V + 1)  # the ring, with a score and a mark of each token; the sums
-    if budget is not None:
-        gone = -(-max(0, length - ring) // budget.chunk)
-        slots = budget.chosen_of(gone) if budget.cap is None else budget.cap
-        kept = 0 if budget.cap is None else Fs  # tokens that lose their place need features; without a cap none does
-        numbers += slots * (K + V + kept + 3)  # with a score, a position and a mark
-    return 1 + heads * numbers  # and the length
+def with_slots(cache: SalientCache, more: int) -> SalientCache:
+    """The cache with further slots, which hold nothing."""
+    k, v, features = (F.pad(x, (0, 0, 0, more)) for x in cache[:3])
+    scores, alive = F.pad(cache.scores, (0, more)), F.pad(cache.alive, (0, more))
+    return SalientCache(k, v, features, scores, F.pad(cache.position, (0, more), value=-1), alive)

@@ -88,14 +88,10 @@ def of_group(scores: Tensor, reduce: Reduce, dim: int) -> Tensor:
 
 
 def top_of_chunk(scores: Tensor, position: Tensor, budget: SalientBudget) -> Tensor:
-    """Which of the tokens ``(..., chunk)`` of complete chunks are chosen."""
-    order = chunk_order(scores, position, budget)
-    return (order.argsort(-1) < budget.per_chunk) | (position < budget.sinks).expand_as(scores)
-
-
-def chunk_order(scores: Tensor, position: Tensor, budget: SalientBudget) -> Tensor:
-    """Order of the tokens ``(..., chunk)`` by rank: sinks, then higher scores, then earlier tokens."""
-    return scores.masked_fill(position < budget.sinks, torch.inf).argsort(dim=-1, descending=True, stable=True)
+    """Which of the tokens ``(..., chunk)`` of complete chunks are chosen: sinks, higher scores, earlier tokens."""
+    sinks = position < budget.sinks
+    order = scores.masked_fill(sinks, torch.inf).argsort(dim=-1, descending=True, stable=True)
+    return (order.argsort(-1) < budget.per_chunk) | sinks.expand_as(scores)
 
 
 def best_first(scores: Tensor, position: Tensor, alive: Tensor, budget: SalientBudget) -> Tensor:
