@@ -11,6 +11,7 @@ from linattn.ops.hybrid.types import SalientBudget, Window
 MORE = {
     "delays_and_cap": {"window": 3, "layout": "chunks", "delay": 2, "budget": SalientBudget(2 / 3, 3, cap=4)},
     "chunks_of_sinks": {"window": 4, "layout": "chunks", "budget": SalientBudget(1 / 4, 4, cap=7, sinks=6)},
+    "sliding_one": {"window": 5, "units": "one"},
 }
 
 
@@ -66,7 +67,7 @@ def test_rows_that_end_chunks_at_different_steps(name):
             state = begin(state, setting_of(options), 2)
 
 
-@pytest.mark.parametrize("name", ["chunks", "cap", "ratio", "one"])
+@pytest.mark.parametrize("name", ["sliding", "chunks", "cap", "ratio", "one"])
 @torch.no_grad()
 def test_equal_rows_from_the_first_tokens_on_and_without_features(name):
     """The window is not full at first; rows need no mask, and repeated ones are known without asking."""

@@ -117,15 +117,19 @@ def usable(like: Tensor) -> bool:
 
 
 def serves(window: Window, budget: SalientBudget | None) -> bool:
-    """Whether the layout serves these options: tokens leave the window by chunks.
+    """Whether the layout serves these options: tokens leave the window by chunks, or one by one without a choice.
 
     Tokens are scored among those that the window holds.
     """
-    return window.size > 0 and window.layout == "chunks" and (budget is None or window.delay > 0)
+    if window.size == 0:
+        return False
+    return budget is None if window.layout == "sliding" else budget is None or window.delay > 0
 
 
 def window_start(length: int, window: Window) -> int:
     """The position of the first token in the window of the latest token."""
+    if window.layout == "sliding":
+        return max(0, length - window.size)
     return max(0, (max(length - 1, 0) // window.size - window.delay) * window.size)
 
 
@@ -153,7 +157,8 @@ def begin(state: HybridState, setting: Setting, group: int) -> DecodingState | N
     held = held_positions(state.length, R)
     starts = torch.tensor([window_start(n, window) for n in lengths], device=device)[:, None]
     over = ((held >= 0) & (held < starts))[:, None].expand(-1, H_kv, -1)  # in the ring but not in the window
-    index = (starts + torch.arange(R, device=device)).remainder(R)[:, None].expand(-1, H_kv, -1)
+    first = starts if window.layout == "chunks" else torch.zeros_like(starts)
+    index = (first + torch.arange(R, device=device)).remainder(R)[:, None].expand(-1, H_kv, -1)
     entries = _table(ring.features, ring.k, ring.v)
     table, added, marks = take(entries, index), over, None
     if budget is not None and cache is not None:
@@ -193,7 +198,8 @@ def whole(state: DecodingState) -> HybridState:
     widths = [Fs, width - Fs - V - ONES, V, ONES]
     held = held_positions(length, R)
     starts = torch.tensor([window_start(n, window) for n in lengths], device=device)[:, None]
-    index = (held - starts).clamp(min=0)[:, None].expand(-1, H_kv, -1)
+    place = held - starts if window.layout == "chunks" else torch.arange(R, device=device).expand(B, -1)
+    index = place.clamp(min=0)[:, None].expand(-1, H_kv, -1)
     empty = (held < starts)[:, None].expand(-1, H_kv, -1)
     psi, k, v, _ = take(state.table[:, :, M:], index).masked_fill(empty.unsqueeze(-1), 0).split(widths, -1)
     scores, cache = state.sums.new_zeros(B, H_kv, R), None

@@ -35,6 +35,7 @@ class StepPlaces(NamedTuple):
     slot: int | Tensor  # of the new token
     turn: int | Tensor  # place of the new token in its chunk
     hidden: Tensor | None  # (B H_kv, 1, last - first): -inf where a row has no token, else 0; None: all have
+    leaving: Tensor | bool  # whether the token that was in the slot is added to the sums; (B, 1, 1) if rows differ
 
 
 def hybrid_attention_decode(
@@ -87,15 +88,24 @@ def _write_and_weigh(q: Tensor, row: Tensor, K: int, state: DecodingState) -> tu
     places = _places(lengths, setting, state.table.shape[1], state.cache_size, state.table.device, state.sums.dtype)
     for rows, length in places.ended:
         _end_chunk(state, rows, length)
-    state.table[..., :-ONES][places.rows, :, places.slot] = row.squeeze(2)
-    if state.marks is not None:
-        state.marks.queries[places.rows, :, places.turn] = q.unflatten(0, row.shape[:2])
+    _write(q, row, state, places)
     dtype = state.sums.dtype
     read = state.table[:, :, places.first : places.last, state.sums.shape[2] :].flatten(0, 1).to(dtype)
     q = q.to(dtype)
     start, share = (q[:, :1, :1], 0) if places.hidden is None else (places.hidden, 1)
     logits = torch.baddbmm(start, q, read[..., :K].mT, beta=share, alpha=setting.scale)
     return state._replace(steps=state.steps + 1), logits, read[..., K:]
+
+
+def _write(q: Tensor, row: Tensor, state: DecodingState, places: StepPlaces) -> None:
+    table, sums, Fs, at = state.table, state.sums, state.sums.shape[2], (places.rows, slice(None), places.slot)
+    if places.leaving is not False:
+        old = table[at].to(sums.dtype)
+        features = old[..., :Fs] if places.leaving is True else old[..., :Fs] * places.leaving
+        sums.addcmul_(features.unsqueeze(-1), old[..., -sums.shape[3] :].unsqueeze(-2))
+    table[..., :-ONES][at] = row.squeeze(2)
+    if state.marks is not None:
+        state.marks.queries[places.rows, :, places.turn] = q.unflatten(0, row.shape[:2])
 
 
 @lru_cache(maxsize=16)  # for the layers of a model, which may differ in their settings
@@ -105,25 +115,29 @@ def _places(
     window, budget, W = setting.window, setting.budget, setting.window.size
     chosen = [count_chosen(n + 1, window, budget) for n in lengths]
     held = [n + 1 - window_start(n + 1, window) for n in lengths]
-    slots, turns = [M + h - 1 for h in held], [n % W for n in lengths]
+    chunks = window.layout == "chunks"
+    slots = [M + h - 1 for h in held] if chunks else [n % W for n in lengths]
     first, last = M - max(chosen), M + max(held)
     same = len(set(lengths)) == 1
-    ends = {n for n in lengths if n and n % W == 0 and (budget is not None or n >= setting.room)}
+    ends = {n for n in lengths if chunks and n and n % W == 0 and (budget is not None or n >= setting.room)}
     ended = tuple(
         (None if same else torch.tensor([row for row, m in enumerate(lengths) if m == n], device=device), n)
         for n in sorted(ends)
     )
+    leaving, turns = [not chunks and n >= W for n in lengths], [n % W for n in lengths]
     if same:
-        return StepPlaces(ended, first, last, slice(None), slots[0], turns[0], None)
+        return StepPlaces(ended, first, last, slice(None), slots[0], turns[0], None, leaving[0])
     begins, stops = [M - c for c in chosen], [M + h for h in held]
-    numbers = torch.tensor([slots, turns, begins, stops], device=device)  # one transfer
+    numbers = torch.tensor([slots, turns, begins, stops, leaving], device=device)  # one transfer
     hidden = None
     if len(set(begins)) > 1 or len(set(stops)) > 1:
         slot = torch.arange(first, last, device=device)
         empty = (slot < numbers[2, :, None]) | (slot >= numbers[3, :, None])
         hidden = torch.zeros(empty.shape, dtype=dtype, device=device).masked_fill_(empty, -torch.inf)
         hidden = hidden.repeat_interleave(heads, 0).unsqueeze(1)
-    return StepPlaces(ended, first, last, torch.arange(len(lengths), device=device), numbers[0], numbers[1], hidden)
+    leaves = numbers[4, :, None, None].to(dtype) if len(set(leaving)) > 1 else leaving[0]
+    rows = torch.arange(len(lengths), device=device)
+    return StepPlaces(ended, first, last, rows, numbers[0], numbers[1], hidden, leaves)
 
 
 def _with_room(state: DecodingState, chosen: int) -> DecodingState:
