@@ -10,23 +10,16 @@ from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, clean, h
 from linattn.lab.bench.hosts import FULL, TINY, VARIANTS, Host, ModelCase, select, variant
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.series import compare_with, crossovers, overtaken
-from linattn.lab.bench.steps import (
-    CAPTURED,
-    COMPILED,
-    GRAPH,
-    MODES,
-    Batch,
-    StepTruth,
-    compile_host,
-    forms,
-    make_step,
-    softmax_kernels,
-)
-from linattn.lab.bench.timing import Unmeasured, capture, seconds_of, time_call
+from linattn.lab.bench.steps import Batch, StepTruth, forms, make_step, softmax_kernels
+from linattn.lab.bench.timing import Unmeasured, seconds_of, time_call
 from linattn.lab.cases import Case, Work
+from linattn.lab.train.captured_step import recorded
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.options import OptionError
+
+# As Python calls it; its parts compiled; that, or the eager step, captured.
+CALLED, COMPILED, GRAPH, EAGER_GRAPH = "called", "compiled", "cuda-graph", "eager-graph"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +33,6 @@ class Training(Benchmark):
     dtype: Literal["", "bfloat16", "float32"] = option(
         "", "float32, or bfloat16: autocast around fp32 weights.", default_text="bfloat16, on a CPU float32"
     )  # fmt: skip
-    backend: Literal["", "inductor", "aot_eager", "eager"] = option(
-        "", "Backend of torch.compile.", default_text="inductor, on a CPU eager"
-    )  # fmt: skip
     milliseconds: float = option(500.0, "Milliseconds of measured steps for a row.", above=0)
     quick: bool = option(False, "Tiny models: shows that everything runs, times nothing.")
 
@@ -54,8 +44,7 @@ class Training(Benchmark):
         only_quick_on_cpu(self, self.name)
 
     def filled(self) -> Self:
-        own: dict[str, Any] = {"dtype": self.dtype or ("bfloat16" if self.on_gpu else "float32")}
-        return replace(super().filled(), backend=self.backend or ("inductor" if self.on_gpu else "eager"), **own)
+        return replace(super().filled(), dtype=self.dtype or ("bfloat16" if self.on_gpu else "float32"))
 
     def model(self, case: Case) -> ModelCase:
         """The model of a case."""
@@ -64,9 +53,10 @@ class Training(Benchmark):
     def fill(self, case: Case, work: Work, row: Row) -> None:
         """Check the loss and the gradients of a few blocks, then time and weigh steps of the whole model."""
         model, mechanism, mode = self.model(case), case["mechanism"], case.get("mode", COMPILED)
+        captured, compiled = mode in (GRAPH, EAGER_GRAPH), mode in (COMPILED, GRAPH)
         device = self.place()
         row |= {"shape": model.shape, "unit": model.unit, "batch": model.batch}
-        if mode in CAPTURED and device.type != "cuda":
+        if captured and device.type != "cuda":
             raise Unmeasured("absent", "CUDA graphs need a GPU")
         # Backbones have windows with a bias of positions, which no flash kernel serves.
         flash_alone = mechanism == SOFTMAX and device.type == "cuda" and not model.is_backbone
@@ -76,22 +66,20 @@ class Training(Benchmark):
             batch, served, truth = shared(key, lambda: self.computed_plainly(model, mechanism))
             row |= served
             work.tell(0.2, "compiling and checking")
-            checked = self.create(model.checked, mechanism)
-            hold(row, truth.check(checked, compile_host(checked, mode, self.backend)))
+            hold(row, truth.check(self.create(model.checked, mechanism, compiled=compiled)))
             clean()
             work.tell(0.4, "compiling")
-            host = self.create(model, mechanism)
-            loss_of = compile_host(host, mode, self.backend)
+            host = self.create(model, mechanism, compiled=compiled)
             row["parameters"] = sum(p.numel() for p in host.parameters())
             optimizer = None
             if self.learning_rate is not None:
                 fused = device.type == "cuda"
                 optimizer = torch.optim.AdamW(host.parameters(), self.learning_rate, weight_decay=0.0, fused=fused)
-            step = make_step(host, loss_of, batch, self.autocast, optimizer)
+            step = make_step(host, batch, self.autocast, optimizer)
             row["first_seconds"] = seconds_of(step, device)
             work.tell(0.7, "timing")
             row["peak_bytes"] = peak_bytes(step, device)
-            call = capture(step) if mode in CAPTURED else step
+            call = recorded(step, device) if captured else step
             if call is None:
                 raise Unmeasured("absent", "the step cannot be captured as a CUDA graph")
             timing = time_call(call, device, self.milliseconds)
@@ -108,8 +96,11 @@ class Training(Benchmark):
     def autocast(self) -> bool:
         return self.dtype == "bfloat16"
 
-    def create(self, model: ModelCase, mechanism: str, impl: str = "auto") -> Host:
-        return model.create(mechanism, self.place(), self.seed, impl)
+    def create(self, model: ModelCase, mechanism: str, impl: str = "auto", *, compiled: bool = False) -> Host:
+        host = model.create(mechanism, self.place(), self.seed, impl)
+        if compiled:
+            host.compile_parts()
+        return host
 
     def computed_plainly(self, model: ModelCase, mechanism: str) -> tuple[Batch, Row, StepTruth]:
         """What the modes of one model have in common: a batch, the forms that serve it, and the exact step."""
@@ -146,8 +137,8 @@ class Models(Training):
     )  # fmt: skip
     modes: tuple[str, ...] = option(
         (COMPILED, GRAPH), "How a step runs, with commas: called, compiled, cuda-graph (of the compiled step), "
-        "reduce-overhead (PyTorch's own), eager-graph (a CUDA graph of the step without torch.compile: the shortest to "
-        "prepare, for many models).", choices=MODES, affects=False,
+        "eager-graph (a CUDA graph of the step without torch.compile: the shortest to prepare, for many models).",
+        choices=(CALLED, COMPILED, GRAPH, EAGER_GRAPH), affects=False,
     )  # fmt: skip
 
     name: ClassVar[str] = "models"

@@ -1,26 +1,20 @@
-"""A training step of a model: how it is compiled, run, and checked against the same model with plain attention."""
+"""A training step of a model: how it is run, and checked against the same model with plain attention."""
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linattn.lab.bench.benchmark import SOFTMAX, Row
-from linattn.lab.bench.check import Verdict, by_kind, distances, judge, served_by, watch_choices
+from linattn.lab.bench.check import Verdict, by_kind, distances, judge, watch_choices
 from linattn.lab.bench.hosts import Host
 from linattn.mechanisms.base import Mechanism
-from linattn.support.compiling import safe_options
 
-# As Python calls it; its parts compiled; that, or the eager step, captured; compiled whole with PyTorch's own graphs.
-CALLED, COMPILED, GRAPH, EAGER_GRAPH, REDUCED = "called", "compiled", "cuda-graph", "eager-graph", "reduce-overhead"
-MODES = (CALLED, COMPILED, GRAPH, EAGER_GRAPH, REDUCED)
-CAPTURED = (GRAPH, EAGER_GRAPH)
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[], tuple[Tensor | None, ...]]
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def softmax_kernels(*, flash_alone: bool = False) -> AbstractContextManager[object]:
@@ -32,22 +26,7 @@ def softmax_kernels(*, flash_alone: bool = False) -> AbstractContextManager[obje
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, *others], set_priority=True)
 
 
-def compile_host(host: Host, mode: str, backend: str) -> Loss:
-    """The function that gives the loss: compiled part by part, as a whole with PyTorch's CUDA graphs, or eager."""
-    if mode in (CALLED, EAGER_GRAPH):
-        return host
-    options: dict[str, Any] = {"backend": backend} if backend != "inductor" else {"options": safe_options()}
-    if mode == REDUCED:
-        graphs = {"options": safe_options() | {"triton.cudagraphs": True}} if backend == "inductor" else options
-        return torch.compile(host, dynamic=False, **graphs)
-    host.compile_parts(dynamic=False, **options)
-    return host
-
-
-def make_step(
-    host: Host, loss_of: Loss, batch: Batch, autocast: bool,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> Step:  # fmt: skip
+def make_step(host: Host, batch: Batch, autocast: bool, optimizer: torch.optim.Optimizer | None = None) -> Step:
     """Forward, loss and backward; loss and gradients of all parameters are returned, not stored.
 
     With an optimiser its step follows, and the loss alone is returned.
@@ -55,10 +34,8 @@ def make_step(
     parameters, device_type = list(host.parameters()), batch[0].device.type
 
     def step() -> tuple[Tensor | None, ...]:
-        if loss_of is not host:  # what the last of PyTorch's own graphs returned may be overwritten
-            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=autocast):
-            loss = loss_of(*batch)
+            loss = host(*batch)
         if optimizer is None:
             return loss.detach(), *torch.autograd.grad(loss, parameters, allow_unused=True)
         loss.backward()
@@ -79,7 +56,7 @@ def forms(host: Host, mechanism: str, batch: Batch, autocast: bool) -> Row:
         return {"explain": {"scaled_dot_product_attention: softmax is PyTorch's": len(modules)}, "on_kernels": None}
     linear = sum(module.info.name != SOFTMAX for module in modules)  # a backbone's last stages are softmax
     served = len(choices) >= linear and all(choice.impl == "triton" for choice in choices)
-    return {"explain": served_by(choices), "on_kernels": served}
+    return {"explain": dict(Counter(map(str, choices))), "on_kernels": served}
 
 
 class StepTruth:
@@ -97,16 +74,15 @@ class StepTruth:
     ) -> None:
         self.batch, self.autocast, self.against = batch, autocast, f"fp{torch.finfo(exact).bits}, {words}"
         with softmax_kernels():
-            plain = by_kind(host, make_step(host, host, batch, autocast)())
+            plain = by_kind(host, make_step(host, batch, autocast)())
             host.to(exact)
             wide = [x.to(exact) if x.is_floating_point() else x for x in batch]
             # cuDNN rounds to tf32 and takes seconds for its plans for every new shape.
             with torch.backends.cudnn.flags(enabled=False, allow_tf32=False):
-                self.exact = by_kind(host, make_step(host, host, (wide[0], wide[1]), False)())
+                self.exact = by_kind(host, make_step(host, (wide[0], wide[1]), False)())
         self.plain = distances(plain, self.exact)
         self.eps = torch.finfo(torch.bfloat16 if autocast else torch.float32).eps
 
-    def check(self, host: Host, loss_of: Loss) -> Verdict:
-        """Check a step; ``loss_of`` is what :func:`compile_host` made of the host."""
-        found = by_kind(host, make_step(host, loss_of, self.batch, self.autocast)())
+    def check(self, host: Host) -> Verdict:
+        found = by_kind(host, make_step(host, self.batch, self.autocast)())
         return judge(distances(found, self.exact), self.plain, self.eps, self.against)
