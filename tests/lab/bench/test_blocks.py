@@ -8,7 +8,7 @@ from torch import nn
 
 from linattn.lab.bench.blocks import Blocks, checked_block, create_block, draw_tokens, training_pass
 from linattn.lab.bench.memory import peak_bytes
-from linattn.lab.bench.steps import StepTruth
+from linattn.lab.bench.models import StepTruth
 
 CPU = torch.device("cpu")
 SMALL = Blocks(tokens=(64, 256), mechanisms=("relu",), dim=16, heads=2, max_gib=1, device="cpu")

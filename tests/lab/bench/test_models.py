@@ -7,8 +7,7 @@ import torch
 
 from linattn.lab.bench.check import by_kind, distances
 from linattn.lab.bench.hosts import CASES, PIXELS, SMALLEST, TINY, Host, ModelCase, backbone_case, select
-from linattn.lab.bench.models import Models, Throughput
-from linattn.lab.bench.steps import StepTruth, forms, make_step
+from linattn.lab.bench.models import Models, StepTruth, Throughput, forms, make_step
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.options import OptionError

@@ -12,8 +12,8 @@ from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, hold, sh
 from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.hosts import Host
 from linattn.lab.bench.memory import check_affordable, peak_bytes
+from linattn.lab.bench.models import StepTruth
 from linattn.lab.bench.series import compare_with
-from linattn.lab.bench.steps import StepTruth
 from linattn.lab.bench.timing import measure_in_turns
 from linattn.lab.cases import Case, Work
 from linattn.mechanisms.registry import list_mechanisms

@@ -15,8 +15,8 @@ from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, hold, sh
 from linattn.lab.bench.check import Verdict, watch_choices
 from linattn.lab.bench.hosts import FULL, TINY, VARIANTS, ModelCase, ModelSize, TextModel, variant
 from linattn.lab.bench.memory import peak_bytes
+from linattn.lab.bench.models import softmax_kernels
 from linattn.lab.bench.series import compare_with, crossovers, overtaken
-from linattn.lab.bench.steps import softmax_kernels
 from linattn.lab.bench.timing import Timing, Unmeasured, seconds_of
 from linattn.lab.cases import Case, Work
 from linattn.lab.train.captured_step import recorded
