@@ -3,11 +3,11 @@
 from importlib.util import find_spec
 
 # The packages of each extra, by the names under which they are imported.
-_PACKAGES = {
+PACKAGES = {
     "lab": ("accelerate", "matplotlib", "numpy", "sklearn"), "hf": ("peft", "safetensors", "transformers"),
     "vision": ("timm", "torchvision"), "graph": ("torch_geometric",), "export": ("onnx", "onnxscript"),
 }  # fmt: skip
-EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
+EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
 class MissingExtraError(RuntimeError):

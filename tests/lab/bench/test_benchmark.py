@@ -11,16 +11,14 @@ import torch
 
 from linattn.lab.bench import benchmark
 from linattn.lab.bench.attention import Attention
-from linattn.lab.bench.benchmark import Benchmark, cell, shared
+from linattn.lab.bench.benchmark import Benchmark
 from linattn.lab.bench.blocks import Blocks
 from linattn.lab.bench.check import Verdict, judge
 from linattn.lab.bench.decoding import Decoding
 from linattn.lab.bench.kernels import Kernels
 from linattn.lab.bench.models import Models, Throughput
 from linattn.lab.bench.timing import Unmeasured
-from linattn.lab.bench.tour import extras
-from linattn.lab.command import create_app, main
-from linattn.lab.commands import COMMANDS
+from linattn.lab.command import main
 from linattn.lab.experiment import load_results
 from linattn.lab.screen import Screen
 from linattn.support.config import option
@@ -131,22 +129,6 @@ def test_results_tell_how_they_were_made_and_are_published(tmp_path, monkeypatch
     assert "<svg" in (tmp_path / "runs" / "report.html").read_text()
 
 
-def test_what_cases_share_is_made_once_and_freed_before_the_next():
-    made = []
-    for key in ("a", "a", "b", "a"):
-        assert shared(key, lambda key=key: made.append(key) or key) == key
-    assert made == ["a", "b", "a"]
-    assert list(benchmark._shared) == ["a"]
-
-
-def test_cells_of_tables():
-    row = {"status": "ok", "reason": "", "median_ms": 2.0, "p20_ms": 1.0, "p80_ms": 3.0, "peak_bytes": 2**21,
-           "error": 1.0, "budget": 4.0, "note": "no normaliser"}  # fmt: skip
-    names = ("median_ms", "spread", "peak_MiB", "budget", "remark", "nothing")
-    assert [cell(row, name) for name in names] == ["2", "±50%", "2", "25%", "no normaliser", ""]
-    assert cell({"status": "absent", "reason": "why"}, "remark") == "absent: why"
-
-
 def test_nan_is_the_worst_verdict_and_the_fullest_budget_comes_next():
     plain = {"a": 1.5, "b": 1.5}  # with eps: budgets of 4
     assert judge({"a": 1.0, "b": 3.0}, plain, 0.5, "") == Verdict(True, "b", 3.0, 4.0, "")
@@ -161,7 +143,7 @@ WRONG = [
     (Blocks, {"tokens": (0,)}, "tokens"), (Kernels, {"device": "cpu"}, "device"),
     (Kernels, QUICK | {"only": ("nothing",)}, "only"), (Models, {"device": "cpu"}, "device"),
     (Models, QUICK | {"only": ("vit-1",)}, "only"), (Models, QUICK | {"modes": ("fast",)}, "modes"),
-    (Decoding, QUICK | {"mechanisms": ("agent",)}, "mechanisms"), (Decoding, QUICK | {"kv_heads": 3}, "kv_heads"),
+    (Decoding, QUICK | {"mechanisms": ("agent",)}, "mechanisms"),
     (Throughput, QUICK | {"lengths": (8,), "tokens": 12}, "tokens"), (Throughput, {"device": "cpu"}, "device"),
 ]  # fmt: skip
 
@@ -173,21 +155,10 @@ def test_a_wrong_option_is_named(kind, options, named):
     assert caught.value.option == named
 
 
-@pytest.mark.parametrize("name", ["bench", "kernels", "models", "memory", "decoding", "throughput"])
-def test_the_first_page_of_help_is_short(name, capsys):
-    assert name in COMMANDS
-    create_app(name)([name, "--help"], exit_on_error=False)
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.strip("│ ").startswith("--")]
-    assert 8 < len(shown) <= 25
-
-
 def test_the_commands_end_to_end(tmp_path, capsys):
-    small = ["--lengths", "16,32", "--heads", "2", "--head-dim", "8", "--quick", "--impl", "chunked"]
+    small = ["--lengths", "16", "--heads", "2", "--head-dim", "8", "--quick", "--impl", "chunked"]
     assert main(["bench", *small, "--output", str(tmp_path), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {(row["contender"], row["length"], row["pass_name"]) for row in rows} == {
-        (name, T, p) for name in ("sdpa", "chunked") for T in (16, 32) for p in ("forward", "forward+backward")
-    }
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 4
     assert main(["bench", "--lengths", "many"]) == 2
     assert "--lengths" in capsys.readouterr().err
     assert main(["kernels", "--device", "cpu"]) == 2
@@ -196,10 +167,3 @@ def test_the_commands_end_to_end(tmp_path, capsys):
     assert main(["doctor", "--json"]) == 0
     shown = capsys.readouterr().out
     assert all(f"extra {name}" in shown for name in ("lab", "vision", "graph", "export"))
-
-
-def test_extras_are_those_of_the_library():
-    found = extras()
-    assert "timm" in found["vision"]
-    assert "transformers" in found["hf"]
-    assert "accelerate" in found["lab"]

@@ -62,10 +62,9 @@ def test_a_broken_step_is_wrong_and_is_not_timed(rows_of, monkeypatch, tmp_path,
 
 
 @pytest.mark.parametrize("mechanism", ["mlstm", "zeros", "softmax"])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_steps_from_states_that_stay_in_their_memory(mechanism, kv_heads):
+def test_steps_from_states_that_stay_in_their_memory(mechanism):
     """What a CUDA graph replays: states are overwritten, a cache writes one slot again and again."""
-    prefix = Prefix(replace(SMALL, kv_heads=kv_heads).filled(), mechanism, 12)
+    prefix = Prefix(SMALL.filled(), mechanism, 12)
     decoder = Decoder(prefix, 2)
 
     def places():

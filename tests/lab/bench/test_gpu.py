@@ -10,7 +10,8 @@ from linattn.lab.bench.hosts import FULL
 from linattn.lab.bench.kernels import Kernels, measure_ceilings
 from linattn.lab.bench.memory import extra_bytes
 from linattn.lab.bench.models import Models, Throughput
-from linattn.lab.bench.timing import CALLS, GRAPH, capture, time_call, time_kernels
+from linattn.lab.bench.timing import CALLS, GRAPH, time_call, time_kernels
+from linattn.lab.train.captured_step import recorded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
@@ -33,7 +34,7 @@ def test_a_graph_replays_forward_and_backward():
         total.add_(grad)
         return grad
 
-    replay = capture(call)
+    replay = recorded(call, CUDA)
     assert replay is not None
     torch.cuda.synchronize()
     total.zero_()
@@ -61,11 +62,8 @@ def test_memory_beyond_what_is_returned_and_ceilings():
 
 
 @pytest.mark.usefixtures("two_layers")
-@pytest.mark.parametrize("kv_heads", [9, 3])
-def test_steps_are_right_as_they_are_called_and_captured(rows_of, tmp_path, kv_heads):
-    config = Decoding(
-        mechanisms=MECHANISMS, kv_heads=kv_heads, contexts=(96, 1000), batch=(1, 3), steps=3, where="here"
-    )
+def test_steps_are_right_as_they_are_called_and_captured(rows_of, tmp_path):
+    config = Decoding(mechanisms=MECHANISMS, contexts=(96, 1000), batch=(1, 3), steps=3, where="here")
     rows = rows_of(config, tmp_path)
     assert {row["status"] for row in rows} == {"ok"}
     for name in MECHANISMS:

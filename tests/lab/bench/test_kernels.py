@@ -181,13 +181,6 @@ def test_forms_are_right_in_every_family(name):
     assert truth.check(form(small, tensors), grad).ok
 
 
-@pytest.mark.parametrize(("name", "size"), [("causal-4096", 1), ("exponential-4096", 8)])
-def test_drawn_scores_have_the_size_of_real_ones(name, size):
-    """The latter divides by the root of its width itself."""
-    tensors, _ = draw(BY_NAME[name].resized(2, 2, 256, 64), CPU, torch.float32, 0)
-    assert (tensors["q"] @ tensors["k"].mT).std().item() == pytest.approx(size, rel=0.1)
-
-
 def test_parameters_of_a_mechanism_get_gradients_that_are_checked():
     small = BY_NAME["pola-196"].resized(3, 3, 64, 16)
     tensors, grad, truth = truth_of(small)

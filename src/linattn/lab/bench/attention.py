@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from linattn.lab.bench.benchmark import FORWARD, TRAINING, Benchmark, Lines, Row, Type, guarded
-from linattn.lab.bench.memory import check_affordable, free_bytes, peak_bytes
-from linattn.lab.bench.problems import Bind, Problem, Tensors, Truth, bind_form, bind_softmax, draw
+from linattn.lab.bench.benchmark import FORWARD, TRAINING, Benchmark, Lines, Row, Type, hold, shared
+from linattn.lab.bench.memory import check_affordable, peak_bytes
+from linattn.lab.bench.problems import Bind, Problem, Tensors, Truth, bind_form, bind_softmax, drawn
 from linattn.lab.bench.series import clear_growth, compare_with, steady, times_by
-from linattn.lab.bench.timing import Call, measure_in_turns, seconds_of
+from linattn.lab.bench.timing import Call, measure_in_turns
 from linattn.lab.cases import Case, Work
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.ops.shared.call import IMPLEMENTATIONS
@@ -28,8 +27,8 @@ MOST_RECORDED = 1024  # tokens: beyond, records of the allocations of a token lo
 class Attention(Benchmark):
     """Time and memory of linear attention beside softmax attention, each row checked against fp64.
 
-    Contenders are timed in turns, so that a busy moment affects all alike. What is predicted to take too long is left
-    out. Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (what is done is kept).
+    What is predicted to take too long is left out. Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option,
+    130 interrupted (what is done is kept).
     """
 
     lengths: tuple[int, ...] = option(
@@ -55,7 +54,7 @@ class Attention(Benchmark):
     )  # fmt: skip
 
     name: ClassVar[str] = "attention"
-    keys: ClassVar[tuple[str, ...]] = ("length", "pass_name")
+    keys: ClassVar[tuple[str, ...]] = ("length", "pass_name", "contender")
     lines: ClassVar[Lines] = Lines("contender", "length", split=("pass_name",))
     columns: ClassVar[tuple[str, ...]] = (
         "length", "pass_name", "contender", "median_ms", "spread", "over_sdpa", "peak_MiB", "budget",
@@ -84,57 +83,46 @@ class Attention(Benchmark):
 
     def cases(self) -> list[dict[str, Any]]:
         lengths = sorted(set(self.filled().lengths))
-        return [self.case(length=T, pass_name=p) for T in lengths for p in (FORWARD, TRAINING)]
+        return [
+            self.case(length=T, pass_name=p, contender=name)
+            for T in lengths for name in self.contenders() for p in (FORWARD, TRAINING)
+        ]  # fmt: skip
 
     def fill(self, case: Case, work: Work, row: Row) -> None:
-        """Rows of all contenders at one length in one pass; one that is broken does not take the others' with it."""
-        device, length, training = self.place(), case["length"], case["pass_name"] == TRAINING
-        max_bytes = free_bytes(device) / 2 if self.max_gib is None else self.max_gib * 2**30
-        rows, calls, truths = dict[str, Row](), dict[str, tuple[Call, Call]](), dict[str, Truth]()
+        """Check a contender, time it and weigh it; forms of one mechanism at one length share tensors and truth."""
+        name, length, training = case["contender"], case["length"], case["pass_name"] == TRAINING
+        (mechanism, bind), device = self.contenders()[name], self.place()
 
-        def check(name: str, mechanism: str, bind: Bind) -> None:
-            def probe(n: int) -> tuple[float, float]:
-                timed, weighed = self.calls(bind, *self.drawn(n, mechanism), training)
-                peak = peak_bytes(weighed, device) if name != RECURRENT or n <= MOST_RECORDED else 0
-                return min(seconds_of(timed, device) for _ in range(3)), peak
+        def calls_at(n: int) -> tuple[Call, Call | None]:
+            timed, weighed = self.calls(bind, *self.drawn(n, mechanism)[:3], training)
+            return timed, weighed if name != RECURRENT or n <= MOST_RECORDED else None
 
-            work.tell(0.5 * len(rows) / len(contenders), f"{name}, predicting and checking")
-            patience = PATIENCE_WITH_SDPA if name == SDPA else 1
-            check_affordable(probe, length, patience * self.max_seconds, max_bytes)
-            problem, tensors, grad = self.drawn(length, mechanism)
-            truth = truths.setdefault(mechanism, Truth(problem, tensors, grad))
-            own_grad = grad if training else None
-            rows[name] |= truth.check(bind(problem, tensors), own_grad, softmax=name == SDPA).row()
-            calls[name] = self.calls(bind, problem, tensors, grad, training)
-
-        contenders = self.contenders()
-        for name, (mechanism, bind) in contenders.items():
-            rows[name] = {"contender": name}
-            try:
-                guarded(rows[name], device, partial(check, name, mechanism, bind))
-            except RuntimeError as error:
-                rows[name] |= {"status": "failed", "reason": str(error)}
-        work.tell(0.5, f"{', '.join(calls)}, timing")
+        work.tell(0.0, "predicting")
+        most_seconds = self.max_seconds * (PATIENCE_WITH_SDPA if name == SDPA else 1)
+        check_affordable(calls_at, length, device, most_seconds, self.max_gib)
+        work.tell(0.3, "checking")
+        key = self.name, length, mechanism, str(case["settings"])
+        problem, tensors, grad, truth = shared(key, lambda: self.drawn(length, mechanism))
+        hold(row, truth.check(bind(problem, tensors), grad if training else None, softmax=name == SDPA))
+        work.tell(0.5, "timing")
+        timed, weighed = calls_at(length)
         seconds, repeats = (0.05, 3) if self.quick else (0.5, 5)
-        timed = {name: call for name, (call, _) in calls.items()}
-        for name, timing in measure_in_turns(timed, device, min_seconds=seconds, min_repeats=repeats).items():
-            rows[name] |= timing.row()
-            if name != RECURRENT or length <= MOST_RECORDED:
-                rows[name]["peak_bytes"] = peak_bytes(calls[name][1], device)
-        row["rows"] = list(rows.values())
+        row |= measure_in_turns({"": timed}, device, min_seconds=seconds, min_repeats=repeats)[""].row()
+        if weighed is not None:
+            row["peak_bytes"] = peak_bytes(weighed, device)
 
     def contenders(self) -> dict[str, tuple[str, Bind]]:
         """The mechanism and how it is computed; softmax comes first, as all others are compared to it."""
         forms = {impl: ("", bind_form(impl)) for impl in self.impl}
         return {SDPA: ("", bind_softmax)} | forms | {name: (name, bind_form("auto")) for name in self.mechanisms}
 
-    def drawn(self, length: int, mechanism: str) -> tuple[Problem, Tensors, Tensor]:
+    def drawn(self, length: int, mechanism: str) -> tuple[Problem, Tensors, Tensor, Truth]:
         """Linear attention of features ``elu + 1``, which are made beforehand; or a mechanism."""
         kind: dict[str, Any] = {"decay": self.decay, "normalized": True}
         kind = {"causal": self.causal} | ({"mechanism": mechanism} if mechanism else kind)
         family: Any = "mechanism" if mechanism else "attention"
         problem = Problem("bench", family, self.batch, self.heads, length, self.head_dim, self.head_dim, **kind)
-        return problem, *draw(problem, self.place(), getattr(torch, self.dtype), self.seed)
+        return problem, *drawn(problem, self.place(), getattr(torch, self.dtype), self.seed)
 
     @staticmethod
     def calls(bind: Bind, problem: Problem, tensors: Tensors, grad: Tensor, training: bool) -> tuple[Call, Call]:
@@ -148,7 +136,7 @@ class Attention(Benchmark):
 
     def derived(self, rows: list[Row]) -> list[Row]:
         compare_with(rows, "contender", SDPA, "length", "pass_name", key="over_sdpa")
-        return rows
+        return sorted(rows, key=lambda row: (row["length"], row["pass_name"]))
 
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         powers = [f"{g['contender']} {g['pass_name']} T^{g['exponent']:.2f}" for g in growth(rows)]

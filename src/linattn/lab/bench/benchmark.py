@@ -6,7 +6,6 @@ this machine: the same command goes on where time, a crash or Ctrl-C ended it.
 """
 
 import gc
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -22,7 +22,7 @@ import torch
 from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.series import panel
 from linattn.lab.bench.timing import Unmeasured
-from linattn.lab.cases import Case, Outcome, Work, run_cases
+from linattn.lab.cases import Case, Outcome, Work
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
 from linattn.lab.page.plots import Chart, save_png, styles
 from linattn.lab.screen import Screen
@@ -116,8 +116,8 @@ class Benchmark(Experiment):
         """What ``meta`` says beyond machine, versions and settings."""
         return {}
 
-    def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
-        """The charts; the first is published."""
+    def chart(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> Chart | None:
+        """What is shown and published; None if there is nothing to draw."""
         name, length, values, split = self.lines
         looks = styles(list(dict.fromkeys(row[name] for row in rows if row.get(name))))
         panels = []
@@ -128,7 +128,8 @@ class Benchmark(Experiment):
                     title = ", ".join(map(str, kind)) or ylabel
                     panels.append(panel(own, name, length, value, title, ylabel, looks, unit))
         title, reading = f"{self.name}, {meta['device']}", "Crosses: what could not be measured."
-        return [Chart(self.name, title, reading, panels, looks)] if panels else []
+        right = any(row["status"] == "ok" for row in rows)
+        return Chart(self.name, title, reading, panels, looks) if right and panels else None
 
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """The form that serves each mechanism, where rows tell it."""
@@ -151,7 +152,7 @@ class Benchmark(Experiment):
         for outcome in (own for own in outcomes if own.reached):
             result = outcome.result or {"status": "failed", "reason": outcome.error}
             named = {key: outcome.case[key] for key in self.keys}
-            found += [{**named, "status": "ok", "reason": ""} | row for row in result.get("rows", [result])]
+            found.append({**named, "status": "ok", "reason": ""} | result)
         return self.derived(found)
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
@@ -167,21 +168,18 @@ class Benchmark(Experiment):
         config, busy = self.filled(), round(os.getloadavg()[0], 2)
         if busy > 0.3 * cores():
             screen.warn(f"this machine is busy: a load of {busy:.1f} on {cores()} cores; times will be too long")
-        outcomes = run_cases(
-            config.cases(), type(self).measure, self.folder / "cases", most_seconds=self.most_seconds,
-            seconds=self.seconds or math.inf, title=self.title,
-            where="here" if not config.on_gpu and self.where == "processes" else self.where, screen=screen,
-        )  # fmt: skip
+        where = "here" if not config.on_gpu and self.where == "processes" else self.where
+        rules = {"where": where, "most_seconds": self.most_seconds, "seconds": self.seconds or math.inf}
+        outcomes = config.outcomes(screen, config.cases(), **rules)
         rows = config.rows(outcomes)
         meta = describe_run(config.place()) | {"experiment": self.name, "seed": self.seed, "settings": config.values()}
         meta |= {"load_average": busy, **config.described(rows)}
-        meta["versions"] |= {name: _version(name) for name in self.packages}
-        save_results(self.folder / "results.json", meta, rows)
-        screen.table(f"{self.name}, {meta['device']}", *config.table(rows))
-        for sentence in config.sentences(rows):
-            screen.say(sentence)
-        screen.result({"meta": meta, "rows": rows})
-        screen.say(f"results: {config._write(meta, rows)}")
+        meta["versions"] |= {name: version_of(name) for name in self.packages}
+        config.show(screen, meta, rows, rows, config.sentences(rows))
+        if self.publish is not None:
+            save_results(self.publish / f"{config.file_name}.json", meta, rows)
+            if find_spec("matplotlib") and (chart := config.chart(rows, meta)):
+                save_png(chart, self.publish / f"{config.file_name}.png")
         waiting = sum(not outcome.reached for outcome in outcomes)
         if waiting:
             screen.warn(f"{waiting} of {len(outcomes)} cases are left: the same command goes on")
@@ -190,26 +188,15 @@ class Benchmark(Experiment):
             screen.warn("\n".join(["wrong or failed:", *bad]))
         return FAILED if bad else RIGHT
 
-    def _write(self, meta: Mapping[str, Any], rows: list[Row]) -> Path:
-        """The page where what makes it is installed, and what is to be published."""
-        page = self.write_page(meta, rows)
-        if self.publish is not None:
-            save_results(self.publish / f"{self.file_name}.json", meta, rows)
-            drawn = any(row["status"] == "ok" for row in rows) and importlib.util.find_spec("matplotlib")
-            for chart in self.charts(rows, meta)[:1] if drawn else []:
-                save_png(chart, self.publish / f"{self.file_name}.png")
-        return page or self.folder / "results.json"
-
     def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> list[Any]:
         from pandas import DataFrame
 
         from linattn.lab.page import Section
 
         rows: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        charts = self.charts(rows, meta) if any(row["status"] == "ok" for row in rows) else []
-        names, cells = self.table(rows)
+        chart, (names, cells) = self.chart(rows, meta), self.table(rows)
         table = Section("All rows", table=DataFrame(cells, columns=names))
-        return [*(Section(chart.title, chart=chart) for chart in charts), table]
+        return [*([Section(chart.title, chart=chart)] if chart else []), table]
 
 
 def guarded(row: Row, device: torch.device, work: Callable[[], None]) -> None:
@@ -271,7 +258,7 @@ def _code() -> str:
     return digest({name: source_digest(PACKAGE / name) for name in MEASURED_CODE})
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

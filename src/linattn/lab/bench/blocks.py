@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, hold, shared
 from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.hosts import Host
-from linattn.lab.bench.memory import check_affordable, free_bytes, peak_bytes
+from linattn.lab.bench.memory import check_affordable, peak_bytes
+from linattn.lab.bench.models import StepTruth
 from linattn.lab.bench.series import compare_with
-from linattn.lab.bench.steps import StepTruth
-from linattn.lab.bench.timing import measure_in_turns, seconds_of
+from linattn.lab.bench.timing import measure_in_turns
 from linattn.lab.cases import Case, Work
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.vision.block import Block
@@ -85,15 +85,9 @@ class Blocks(Benchmark):
         def call_at(tokens: int) -> Callable[[], object]:
             return training_pass(host.blocks[0], draw_tokens(self, tokens), self.autocast)
 
-        def probe(tokens: int) -> tuple[float, float]:
-            call = call_at(tokens)
-            return min(seconds_of(call, device) for _ in range(2)), peak_bytes(call, device)
-
         work.tell(0.2, "predicting")
-        most = inf if device.type == "cuda" else free_bytes(device) / 2
-        check_affordable(
-            probe, case["tokens"], self.max_seconds, most if self.max_gib is None else self.max_gib * 2**30
-        )
+        most = inf if self.max_gib is None and device.type == "cuda" else self.max_gib
+        check_affordable(lambda n: (call_at(n), call_at(n)), case["tokens"], device, self.max_seconds, most)
         work.tell(0.5, "measuring")
         call = call_at(case["tokens"])
         row["peak_bytes"] = peak_bytes(call, device)
@@ -134,7 +128,7 @@ def checked_block(config: Blocks, contender: str) -> tuple[BlockHost, Verdict]:
     host, plain = create_block(config, contender), "auto" if contender == SOFTMAX_MAP else "reference"
     batch = x[:, :CHECKED_TOKENS], x[:, CHECKED_TOKENS:]
     truth = StepTruth(create_block(config, contender, plain), batch, config.autocast, f"{CHECKED_TOKENS} tokens")
-    return host, truth.check(host, host)
+    return host, truth.check(host)
 
 
 def near_square(tokens: int) -> tuple[int, int]:

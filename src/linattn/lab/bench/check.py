@@ -6,7 +6,6 @@ and errors relative to the exact values.
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -83,11 +82,6 @@ def distances(found: Named, exact: Named) -> dict[str, float]:
 
 def _norm(value: Tensor) -> float:
     return torch.linalg.vector_norm(value.double() if value.numel() < 2**24 else value.float()).item()
-
-
-def served_by(choices: Iterable[Choice]) -> dict[str, int]:
-    """The forms in words, and how many calls each served."""
-    return dict(Counter(map(str, choices)))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, arithmetic, state, speed and memory, in the same units for every mechanism.
+"""What a model costs: parameters, arithmetic and state, in the same units for every mechanism.
 
 Costs are counted in one forward pass of one image. Matrix products and convolutions outside of mechanisms are counted
 as PyTorch runs them; a mechanism reports its own count, ``mechanism.flops(T)``, as its operators cannot be seen from
@@ -6,21 +6,15 @@ outside. What PyTorch counted while a mechanism ran is subtracted, so that nothi
 its addition counts as 2; biases, norms and activations are not counted.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from linattn.lab.bench.memory import peak_bytes
-from linattn.lab.bench.timing import measure_in_turns
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.patches import pair
-
-Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -77,61 +71,3 @@ def model_cost(model: nn.Module, image_size: int | tuple[int, int], channels: in
         attention_flops=attention_flops,
         state_size=max(mechanism.state_size(length) for mechanism, length in calls) if has_state else None,
     )
-
-
-def throughput_in_turns(
-    models: Mapping[str, nn.Module],
-    images: Tensor,
-    *,
-    training: bool,
-    precision: Precision = "fp32",
-    min_seconds: float = 0.5,
-) -> dict[str, float]:
-    """Images per second of several models, one pass of each over ``images (B, C, H, W)`` per round.
-
-    So a busy moment affects all alike; the median of several rounds counts. ``training``: forward, loss and backward,
-    without the optimiser's step; else forward alone, in evaluation mode. ``precision="bf16"``: autocast around the
-    weights as they are.
-
-    Example:
-        >>> import torch
-        >>> from linattn.models.vision import create_vit
-        >>> models = {name: create_vit("digits", name) for name in ("softmax", "relu")}
-        >>> sorted(throughput_in_turns(models, torch.randn(2, 1, 8, 8), training=False, min_seconds=0))
-        ['relu', 'softmax']
-    """
-    calls = {name: _pass(model, images, precision, training) for name, model in models.items()}
-    with torch.random.fork_rng():
-        timings = measure_in_turns(calls, images.device, min_seconds=min_seconds, min_repeats=3)
-    return {name: images.shape[0] / timing.median for name, timing in timings.items()}
-
-
-def train_peak_bytes(model: nn.Module, images: Tensor, precision: Precision = "fp32") -> int:
-    """The most that forward, loss and backward over ``images`` allocate at one time.
-
-    Activations, temporaries and the gradients of all parameters count; parameters and images, which exist before, do
-    not, and neither do states of an optimiser.
-    """
-    call = _pass(model, images, precision, training=True)
-    with torch.random.fork_rng():
-        if images.is_cuda:
-            call()  # in the first pass libraries allocate workspaces that stay, which are not the model's
-        return peak_bytes(call, images.device)
-
-
-def _pass(model: nn.Module, images: Tensor, precision: Precision, training: bool) -> Callable[[], object]:
-    """Put the model into its mode; gradients are returned, not stored."""
-    model.train(training)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-
-    def call() -> object:
-        autocast = torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-        with torch.set_grad_enabled(training), autocast:
-            logits = model(images)
-            if not training:
-                return logits
-            labels = torch.arange(logits.shape[0], device=logits.device) % logits.shape[1]
-            loss = F.cross_entropy(logits, labels)
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
-
-    return call

@@ -1,5 +1,6 @@
 """`linattn decoding`: time and memory of a decoded token by the context."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -11,13 +12,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, hold, shared
-from linattn.lab.bench.check import Verdict, served_by, watch_choices
+from linattn.lab.bench.check import Verdict, watch_choices
 from linattn.lab.bench.hosts import FULL, TINY, VARIANTS, ModelCase, ModelSize, TextModel, variant
 from linattn.lab.bench.memory import peak_bytes
+from linattn.lab.bench.models import softmax_kernels
 from linattn.lab.bench.series import compare_with, crossovers, overtaken
-from linattn.lab.bench.steps import softmax_kernels
-from linattn.lab.bench.timing import Timing, Unmeasured, capture, seconds_of
+from linattn.lab.bench.timing import Timing, Unmeasured, seconds_of
 from linattn.lab.cases import Case, Work
+from linattn.lab.train.captured_step import recorded
 from linattn.layers.attention import Attention
 from linattn.mechanisms.base import Call, MechanismOutput
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
@@ -57,7 +59,6 @@ class Decoding(Benchmark):
     dtype: Literal["", "bfloat16", "float32"] = option(
         "", "Type of the weights.", default_text="bfloat16, on a CPU float32"
     )  # fmt: skip
-    kv_heads: int = option(0, "Heads of keys and values; 0: as many as of queries, 9.", least=0)
     steps: int = option(16, "Tokens that are timed for a row.", least=1)
     quick: bool = option(False, "A tiny model: shows that everything runs.")
 
@@ -76,8 +77,6 @@ class Decoding(Benchmark):
         for name in self.mechanisms:
             if mechanism_info(variant(name)[0]).state == "none":
                 raise OptionError("mechanisms", f"{name} has no recurrent form, so no state to decode from")
-        if self.size.heads % self.size.kv_heads:
-            raise OptionError("kv_heads", f"must divide the model's {self.size.heads} heads, got {self.kv_heads}")
 
     def filled(self) -> Self:
         contexts = self.contexts or ((24, 48, 96) if self.quick else tuple(2**n for n in range(10, 18)))
@@ -87,8 +86,7 @@ class Decoding(Benchmark):
 
     @property
     def size(self) -> ModelSize:
-        base = TINY if self.quick else FULL
-        return replace(base, kv_heads=self.kv_heads or base.heads)
+        return TINY if self.quick else FULL
 
     def cases(self) -> list[dict[str, Any]]:
         """Mechanism by mechanism, context by context, whose states are read once."""
@@ -114,7 +112,7 @@ class Decoding(Benchmark):
         with watch_choices() as choices:
             decoder.step()  # libraries allocate their workspaces, which are not memory of a step
         cached = {"scaled_dot_product_attention over the filled slots of a cache": len(prefix.model.blocks)}
-        row["explain"] = cached if mechanism == SOFTMAX else served_by(choices)
+        row["explain"] = cached if mechanism == SOFTMAX else dict(Counter(map(str, choices)))
         # A graph allocates when it is captured.
         row["peak_bytes"] = peak_bytes(decoder.capture if graph else decoder.step, device)
         row["total_bytes"] = row["state_bytes"] + weights + row["peak_bytes"]
@@ -158,7 +156,7 @@ class CachedSoftmax(Softmax):
         keys, values, _ = call.state
         keys[:, :, -1:].copy_(k)
         values[:, :, -1:].copy_(v)
-        out = F.scaled_dot_product_attention(q, keys, values, scale=self.scale, enable_gqa=self.is_grouped)
+        out = F.scaled_dot_product_attention(q, keys, values, scale=self.scale)
         return MechanismOutput(out, call.state)
 
 
@@ -184,7 +182,7 @@ class Prefix:
         self.has_cache = mechanism == SOFTMAX
         for attention in (own for own in host.modules() if isinstance(own, Attention) and self.has_cache):
             old = attention.mechanism
-            attention.mechanism = CachedSoftmax(old.num_heads, old.head_dim, num_kv_heads=old.num_kv_heads, causal=True)
+            attention.mechanism = CachedSoftmax(old.num_heads, old.head_dim, causal=True)
 
     def _next_logits(self, model: TextModel) -> Tensor:
         """Logits ``(1, n, vocabulary)`` of the tokens after the context, all read at once."""
@@ -216,7 +214,7 @@ class Decoder:
         self.position = torch.full((1, 1), prefix.context, device=device)
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.states, self.logits = self._start(), torch.empty(0)
-        self.step: Callable[[], None] = self.run
+        self.step: Callable[[], object] = self.run
 
     def _start(self) -> list[BlockState]:
         """The states of the prefix for every sequence; a cache gets a slot for the next token."""
@@ -241,7 +239,7 @@ class Decoder:
 
     def capture(self) -> None:
         """Turn the step into replays of a CUDA graph."""
-        replay = capture(self.run)
+        replay = recorded(self.run, self.position.device)
         if replay is None:
             raise Unmeasured("absent", "the step cannot be captured as a CUDA graph")
         self.step = replay

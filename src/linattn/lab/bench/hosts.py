@@ -15,7 +15,7 @@ from linattn.models.language.block import Block, BlockState, Tokens
 from linattn.models.language.options import BlockOptions, norm_behind
 from linattn.models.vision import create_vit
 from linattn.models.vision.catalog import TIMM_MODELS
-from linattn.support.compiling import compile_blocks
+from linattn.support.compiling import compile_blocks, safe_options
 from linattn.support.options import OptionError
 
 # Names in the tables -> mechanism and its options, if the name alone does not say.
@@ -29,19 +29,18 @@ def variant(name: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A decoder with a tied embedding; ``kv_heads`` divides ``heads``."""
+    """A decoder with a tied embedding."""
 
     depth: int
     width: int
     heads: int
-    kv_heads: int
     hidden: int
     vocabulary: int
 
 
 # 135 million parameters, and a small size that any machine runs at once.
-FULL = ModelSize(depth=30, width=576, heads=9, kv_heads=9, hidden=1280, vocabulary=49152)
-TINY = ModelSize(depth=2, width=32, heads=2, kv_heads=2, hidden=48, vocabulary=64)
+FULL = ModelSize(depth=30, width=576, heads=9, hidden=1280, vocabulary=49152)
+TINY = ModelSize(depth=2, width=32, heads=2, hidden=48, vocabulary=64)
 
 
 @dataclass(frozen=True)
@@ -125,12 +124,14 @@ class Host(nn.Module):
     others: list[nn.Module]  # what is compiled besides, in place
     head: Callable[..., Tensor]
 
-    def compile_parts(self, **options: Any) -> None:
+    def compile_parts(self) -> None:
         """Compile what is before, between and after the blocks, and block by block: equal ones share one graph."""
-        self.head = torch.compile(self.head, **options)
+        on_gpu = next(self.parameters()).is_cuda
+        options: dict[str, Any] = {"options": safe_options()} if on_gpu else {"backend": "eager"}
+        self.head = torch.compile(self.head, dynamic=False, **options)
         for module in self.others:
-            module.compile(**options)
-        compile_blocks(self, **options)
+            module.compile(dynamic=False, **options)
+        compile_blocks(self, dynamic=False, **options)
 
 
 class TextModel(Host):
@@ -144,7 +145,7 @@ class TextModel(Host):
         super().__init__()
         (name, own), size = variant(mechanism), case.decoder
         options = BlockOptions(
-            dim=size.width, num_heads=size.heads, num_kv_heads=size.kv_heads, mlp_dim=size.hidden, mechanism=name,
+            dim=size.width, num_heads=size.heads, num_kv_heads=size.heads, mlp_dim=size.hidden, mechanism=name,
             mechanism_options=own, impl="auto" if name == SOFTMAX else impl,
             attention_norm=norm_behind([(name, own)]),
         )  # fmt: skip
@@ -243,18 +244,18 @@ def select(names: tuple[str, ...]) -> list[ModelCase]:
     ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for these at one size;
     ``presets`` for all models that have a name.
     """
-    groups = {group: [f"{model}-{p}" for model in models for p in PIXELS] for group, models in GROUPS.items()}
-    groups |= {f"{group}-{p}": [f"{m}-{p}" for m in models] for group, models in GROUPS.items() for p in PIXELS}
-    table, others = {case.name: case for case in CASES}, dict[str, ModelCase]()
+    table, chosen = {case.name: case for case in CASES}, dict[str, ModelCase]()
     for name in names:
-        for own in groups.get(name, [name]):
-            case = backbone_case(own)
-            if case is not None:
-                others[own] = case
-            elif own not in table:
+        group, _, pixels = name.partition("-")
+        sizes = [pixels] if pixels else PIXELS
+        for own in [f"{model}-{p}" for model in GROUPS.get(group, ()) for p in sizes] or [name]:
+            case = table.get(own) or backbone_case(own)
+            if case is None:
                 raise OptionError(
-                    "only", f"must be one of {', '.join([*table, *groups])}, or a model of timm.list_models("
+                    "only", f"must be one of {', '.join([*table, *GROUPS])}, or a model of timm.list_models("
                     f"'linattn_*') without its prefix and one of {', '.join(map(str, PIXELS))}, such as "
                     f"nalaformer_tiny-384, got {name!r}"
                 )  # fmt: skip
-    return [case for case in CASES if not names or case.name in names] + list(others.values())
+            chosen[own] = case
+    backbones = [case for name, case in chosen.items() if name not in table]
+    return [case for case in CASES if not names or case.name in chosen] + backbones

@@ -16,7 +16,7 @@ from torch import Tensor
 from linattn.lab.bench.benchmark import FORWARD, TRAINING, Benchmark, Row, only_quick_on_cpu, shared
 from linattn.lab.bench.kernel_cases import BY_NAME, COLD, COLD_CASES, OURS, outcomes, select
 from linattn.lab.bench.memory import extra_bytes
-from linattn.lab.bench.problems import CONSTANT, Problem, Tensors, Truth, differentiable, draw
+from linattn.lab.bench.problems import CONSTANT, Problem, Tensors, Truth, differentiable, drawn
 from linattn.lab.bench.rivals import PACKAGES, Contender, make_contenders
 from linattn.lab.bench.timing import seconds_of, time_call, time_kernels
 from linattn.lab.cases import Case, Work
@@ -118,8 +118,7 @@ class Kernels(Benchmark):
         row |= {"extra_bytes": extra, "extra_over_qkvo": extra / qkvo_bytes(problem, tensors)}
 
     def drawn(self, problem: Problem) -> tuple[Tensors, Tensor, Truth]:
-        tensors, grad = draw(problem, self.place(), getattr(torch, self.dtype), self.seed)
-        return tensors, grad, Truth(problem, tensors, grad)
+        return drawn(problem, self.place(), getattr(torch, self.dtype), self.seed)
 
     def described(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The ceilings."""
@@ -136,7 +135,7 @@ class Kernels(Benchmark):
         """Failures of rivals are results."""
         return super().bad(row) and row["contender"].startswith("linattn")
 
-    def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
+    def chart(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> Chart | None:
         """Time over the floor, a line a case; what is wrong is hollow."""
         timed = [row for row in rows if row.get("over_floor") and row["status"] in ("ok", "WRONG")]
         cases = list(dict.fromkeys(row["case"] for row in timed))
@@ -154,7 +153,7 @@ class Kernels(Benchmark):
         passes, height = (FORWARD, TRAINING), 1.2 + 0.2 * len(cases)
         panels = [Panel(partial(draw, pass_name=own), f"{own}, time over floor by case", height, 1.6) for own in passes]
         title, reading = f"time over floor, {meta['device']}", "A line a case; hollow marks were not right."
-        return [Chart("kernels", title, reading, panels, looks)]
+        return Chart("kernels", title, reading, panels, looks) if timed else None
 
 
 def cold_start(config: Kernels, case: Case) -> float:

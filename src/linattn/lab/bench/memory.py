@@ -13,7 +13,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 from torch.utils._pytree import tree_leaves
 
-from linattn.lab.bench.timing import Unmeasured
+from linattn.lab.bench.timing import Call, Unmeasured, seconds_of
 
 FIRST_PROBE = 64
 
@@ -69,15 +69,22 @@ def extra_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def check_affordable(
-    probe: Callable[[int], tuple[float, float]], length: int, max_seconds: float, max_bytes: float
-) -> None:
+    calls_at: Callable[[int], tuple[Call, Call | None]], length: int, device: torch.device, max_seconds: float,
+    max_gib: float | None,
+) -> None:  # fmt: skip
     """Leave a call out that would take too long or too much memory, so that nothing starts that cannot end.
 
-    ``probe(n)``: seconds and peak bytes at a shorter length; twice the length costs four times as much at the most.
+    Shorter calls are measured: twice the length costs four times as much at the most. ``max_gib``: None is half of what
+    is free.
+
+    Args:
+        calls_at: the call of a length that is timed, and the one that is weighed; None: its memory does not matter.
     """
-    n = FIRST_PROBE
+    max_bytes, n = free_bytes(device) / 2 if max_gib is None else max_gib * 2**30, FIRST_PROBE
     while n < length:
-        seconds, peak = (4 * cost for cost in probe(n))
+        timed, weighed = calls_at(n)
+        seconds = 4 * min(seconds_of(timed, device) for _ in range(3))
+        peak = 0 if weighed is None else 4 * peak_bytes(weighed, device)
         n = min(2 * n, length)
         if peak > max_bytes:
             reason = f"about {peak / 2**30:.3g} GiB at {n} tokens, limit {max_bytes / 2**30:.3g} GiB"

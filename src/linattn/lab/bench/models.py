@@ -1,32 +1,103 @@
 """`linattn models` and `linattn throughput`: training steps of whole models beside the same models on softmax."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, clean, hold, only_quick_on_cpu, shared
+from linattn.lab.bench.check import Verdict, by_kind, distances, judge, watch_choices
 from linattn.lab.bench.hosts import FULL, TINY, VARIANTS, Host, ModelCase, select, variant
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.series import compare_with, crossovers, overtaken
-from linattn.lab.bench.steps import (
-    CAPTURED,
-    COMPILED,
-    GRAPH,
-    MODES,
-    Batch,
-    StepTruth,
-    compile_host,
-    forms,
-    make_step,
-    softmax_kernels,
-)
-from linattn.lab.bench.timing import Unmeasured, capture, seconds_of, time_call
+from linattn.lab.bench.timing import Unmeasured, seconds_of, time_call
 from linattn.lab.cases import Case, Work
+from linattn.lab.train.captured_step import recorded
+from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.options import OptionError
+
+# As Python calls it; its parts compiled; that, or the eager step, captured.
+CALLED, COMPILED, GRAPH, EAGER_GRAPH = "called", "compiled", "cuda-graph", "eager-graph"
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[], tuple[Tensor | None, ...]]
+
+
+def softmax_kernels(*, flash_alone: bool = False) -> AbstractContextManager[object]:
+    """Let PyTorch's flash kernel serve softmax, or the next that can; never cuDNN's, which plans every new length.
+
+    ``flash_alone``: no other kernel may take its place unnoticed.
+    """
+    others = [] if flash_alone else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, *others], set_priority=True)
+
+
+def make_step(host: Host, batch: Batch, autocast: bool, optimizer: torch.optim.Optimizer | None = None) -> Step:
+    """Forward, loss and backward; loss and gradients of all parameters are returned, not stored.
+
+    With an optimiser its step follows, and the loss alone is returned.
+    """
+    parameters, device_type = list(host.parameters()), batch[0].device.type
+
+    def step() -> tuple[Tensor | None, ...]:
+        with torch.autocast(device_type, dtype=torch.bfloat16, enabled=autocast):
+            loss = host(*batch)
+        if optimizer is None:
+            return loss.detach(), *torch.autograd.grad(loss, parameters, allow_unused=True)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return (loss.detach(),)
+
+    return step
+
+
+def forms(host: Host, mechanism: str, batch: Batch, autocast: bool) -> Row:
+    """Which form serves each call of attention in a forward pass without compilation, and whether all are kernels."""
+    bf16 = torch.autocast(batch[0].device.type, dtype=torch.bfloat16, enabled=autocast)
+    with torch.no_grad(), bf16, watch_choices() as choices:
+        host(*batch)
+    modules = [module for module in host.modules() if isinstance(module, Mechanism)]
+    if mechanism == SOFTMAX:
+        return {"explain": {"scaled_dot_product_attention: softmax is PyTorch's": len(modules)}, "on_kernels": None}
+    linear = sum(module.info.name != SOFTMAX for module in modules)  # a backbone's last stages are softmax
+    served = len(choices) >= linear and all(choice.impl == "triton" for choice in choices)
+    return {"explain": dict(Counter(map(str, choices))), "on_kernels": served}
+
+
+class StepTruth:
+    """Loss and gradients of the same model with attention in plain PyTorch, in fp64 or another ``exact`` precision.
+
+    ``err <= 2 (err(plain) + eps)``, with plain that model in the precision that is measured. Errors are norms of
+    differences over the norm of the exact values, by kind of parameter and for all blocks together.
+
+    Args:
+        host: the model with a form of its mechanism in plain PyTorch; it is converted to the exact precision.
+    """
+
+    def __init__(
+        self, host: Host, batch: Batch, autocast: bool, words: str, exact: torch.dtype = torch.float64
+    ) -> None:
+        self.batch, self.autocast, self.against = batch, autocast, f"fp{torch.finfo(exact).bits}, {words}"
+        with softmax_kernels():
+            plain = by_kind(host, make_step(host, batch, autocast)())
+            host.to(exact)
+            wide = [x.to(exact) if x.is_floating_point() else x for x in batch]
+            # cuDNN rounds to tf32 and takes seconds for its plans for every new shape.
+            with torch.backends.cudnn.flags(enabled=False, allow_tf32=False):
+                self.exact = by_kind(host, make_step(host, (wide[0], wide[1]), False)())
+        self.plain = distances(plain, self.exact)
+        self.eps = torch.finfo(torch.bfloat16 if autocast else torch.float32).eps
+
+    def check(self, host: Host) -> Verdict:
+        found = by_kind(host, make_step(host, self.batch, self.autocast)())
+        return judge(distances(found, self.exact), self.plain, self.eps, self.against)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +111,6 @@ class Training(Benchmark):
     dtype: Literal["", "bfloat16", "float32"] = option(
         "", "float32, or bfloat16: autocast around fp32 weights.", default_text="bfloat16, on a CPU float32"
     )  # fmt: skip
-    backend: Literal["", "inductor", "aot_eager", "eager"] = option(
-        "", "Backend of torch.compile.", default_text="inductor, on a CPU eager"
-    )  # fmt: skip
     milliseconds: float = option(500.0, "Milliseconds of measured steps for a row.", above=0)
     quick: bool = option(False, "Tiny models: shows that everything runs, times nothing.")
 
@@ -54,8 +122,7 @@ class Training(Benchmark):
         only_quick_on_cpu(self, self.name)
 
     def filled(self) -> Self:
-        own: dict[str, Any] = {"dtype": self.dtype or ("bfloat16" if self.on_gpu else "float32")}
-        return replace(super().filled(), backend=self.backend or ("inductor" if self.on_gpu else "eager"), **own)
+        return replace(super().filled(), dtype=self.dtype or ("bfloat16" if self.on_gpu else "float32"))
 
     def model(self, case: Case) -> ModelCase:
         """The model of a case."""
@@ -64,9 +131,10 @@ class Training(Benchmark):
     def fill(self, case: Case, work: Work, row: Row) -> None:
         """Check the loss and the gradients of a few blocks, then time and weigh steps of the whole model."""
         model, mechanism, mode = self.model(case), case["mechanism"], case.get("mode", COMPILED)
+        captured, compiled = mode in (GRAPH, EAGER_GRAPH), mode in (COMPILED, GRAPH)
         device = self.place()
         row |= {"shape": model.shape, "unit": model.unit, "batch": model.batch}
-        if mode in CAPTURED and device.type != "cuda":
+        if captured and device.type != "cuda":
             raise Unmeasured("absent", "CUDA graphs need a GPU")
         # Backbones have windows with a bias of positions, which no flash kernel serves.
         flash_alone = mechanism == SOFTMAX and device.type == "cuda" and not model.is_backbone
@@ -76,22 +144,20 @@ class Training(Benchmark):
             batch, served, truth = shared(key, lambda: self.computed_plainly(model, mechanism))
             row |= served
             work.tell(0.2, "compiling and checking")
-            checked = self.create(model.checked, mechanism)
-            hold(row, truth.check(checked, compile_host(checked, mode, self.backend)))
+            hold(row, truth.check(self.create(model.checked, mechanism, compiled=compiled)))
             clean()
             work.tell(0.4, "compiling")
-            host = self.create(model, mechanism)
-            loss_of = compile_host(host, mode, self.backend)
+            host = self.create(model, mechanism, compiled=compiled)
             row["parameters"] = sum(p.numel() for p in host.parameters())
             optimizer = None
             if self.learning_rate is not None:
                 fused = device.type == "cuda"
                 optimizer = torch.optim.AdamW(host.parameters(), self.learning_rate, weight_decay=0.0, fused=fused)
-            step = make_step(host, loss_of, batch, self.autocast, optimizer)
+            step = make_step(host, batch, self.autocast, optimizer)
             row["first_seconds"] = seconds_of(step, device)
             work.tell(0.7, "timing")
             row["peak_bytes"] = peak_bytes(step, device)
-            call = capture(step) if mode in CAPTURED else step
+            call = recorded(step, device) if captured else step
             if call is None:
                 raise Unmeasured("absent", "the step cannot be captured as a CUDA graph")
             timing = time_call(call, device, self.milliseconds)
@@ -108,8 +174,11 @@ class Training(Benchmark):
     def autocast(self) -> bool:
         return self.dtype == "bfloat16"
 
-    def create(self, model: ModelCase, mechanism: str, impl: str = "auto") -> Host:
-        return model.create(mechanism, self.place(), self.seed, impl)
+    def create(self, model: ModelCase, mechanism: str, impl: str = "auto", *, compiled: bool = False) -> Host:
+        host = model.create(mechanism, self.place(), self.seed, impl)
+        if compiled:
+            host.compile_parts()
+        return host
 
     def computed_plainly(self, model: ModelCase, mechanism: str) -> tuple[Batch, Row, StepTruth]:
         """What the modes of one model have in common: a batch, the forms that serve it, and the exact step."""
@@ -146,8 +215,8 @@ class Models(Training):
     )  # fmt: skip
     modes: tuple[str, ...] = option(
         (COMPILED, GRAPH), "How a step runs, with commas: called, compiled, cuda-graph (of the compiled step), "
-        "reduce-overhead (PyTorch's own), eager-graph (a CUDA graph of the step without torch.compile: the shortest to "
-        "prepare, for many models).", choices=MODES, affects=False,
+        "eager-graph (a CUDA graph of the step without torch.compile: the shortest to prepare, for many models).",
+        choices=(CALLED, COMPILED, GRAPH, EAGER_GRAPH), affects=False,
     )  # fmt: skip
 
     name: ClassVar[str] = "models"

@@ -260,3 +260,9 @@ def corners(case: Problem, tensors: Tensors) -> Tensors:
         return tensors
     sequences, heads = (sorted({0, size - 1}) for size in (case.B, case.H))
     return {name: t[heads] if t.ndim == 1 else t[sequences][:, heads] for name, t in tensors.items()}
+
+
+def drawn(case: Problem, device: torch.device, dtype: torch.dtype, seed: int) -> tuple[Tensors, Tensor, Truth]:
+    """What :func:`draw` gives, and its truth."""
+    tensors, grad = draw(case, device, dtype, seed)
+    return tensors, grad, Truth(case, tensors, grad)

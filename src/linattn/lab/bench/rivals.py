@@ -8,8 +8,8 @@ mlstm_kernels takes pre-activations of gates and lengths that its chunk of 128 d
 gradients. Its backward treats the denominator of an exponential gate as a constant, which is reported as WRONG.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -109,75 +109,67 @@ def bind_flash(case: Problem, tensors: Tensors) -> Bound:
     return Bound(bound.leaves, run)
 
 
-Call = Callable[[Any, Tensors], Outputs]
+# Of attention by its decay, and of other families: the contender, whose name is that of the function, and its module.
+FLA = {
+    "none": (names.FLA_PLAIN, "ops.linear_attn"), "head": (names.FLA_HEAD, "ops.retention"),
+    "token": (names.FLA_TOKEN, "ops.simple_gla"), "channel": (names.FLA_CHANNEL, "ops.gla"),
+    "step": (names.FLA_STEP, "ops.simple_gla"), "convolution": (names.FLA_CONVOLUTION, "modules.convolution"),
+}  # fmt: skip
 
 
 def other_libraries(case: Problem) -> list[Contender]:
-    normalize = {"normalize": case.normalized} if case.decay == "none" else {}
-
-    def attend(f: Any, t: Tensors) -> Outputs:
-        gate = {"g": t["log_decay"]} if case.decay in ("token", "channel") else {}
-        return f(t["q"], t["k"], t["v"], scale=SCALE, **gate, **normalize)
-
-    def step(f: Any, t: Tensors) -> Outputs:
-        return f(t["q"], t["k"], t["v"], scale=SCALE, initial_state=t["kv"], output_final_state=True)
-
-    def convolve(f: Any, t: Tensors) -> Outputs:
-        return f(t["x"], t["weight"], t["bias"], residual=t["x"])
-
-    if case.family == "attention" and case.causal:
-        name, module = {
-            "none": (names.FLA_NORMALIZED if case.normalized else names.FLA_PLAIN, "linear_attn"),
-            "head": (names.FLA_HEAD, "retention"),
-            "token": (names.FLA_TOKEN, "simple_gla"),
-            "channel": (names.FLA_CHANNEL, "gla"),
-        }[case.decay]
-        function = name.removeprefix("fla ").split(",")[0]
-        return [_fla(name, f"fla.ops.{module}", function, attend)]
     xl_chunk = "mlstm_kernels.torch.chunkwise.triton_xl_chunk"
-    match case.family:
-        case "step":  # without a normaliser, which this library lacks: less work than the others do
-            note = "no normaliser"
-            return [_fla(names.FLA_STEP, "fla.ops.simple_gla", "fused_recurrent_simple_gla", step, note)]
-        case "convolution":
-            return [_fla(names.FLA_CONVOLUTION, "fla.modules.convolution", "causal_conv1d", convolve)]
-        case "exponential":
-            note = "its backward takes the denominator for a constant"
-            return [_mlstm(names.MLSTM_EXPONENTIAL, xl_chunk, "mlstm_chunkwise__xl_chunk", {}, note)]
-        case "sigmoid":
-            function = "mlstm_siging_chunkwise__xl_chunk"
-            return [_mlstm(names.MLSTM_SIGMOID, f"{xl_chunk}_siging", function, {"normalize": False}, "")]
-    return []
+    if case.family == "exponential":
+        note = "its backward takes the denominator for a constant"
+        return [_mlstm(names.MLSTM_EXPONENTIAL, xl_chunk, "mlstm_chunkwise__xl_chunk", {}, note)]
+    if case.family == "sigmoid":
+        function = "mlstm_siging_chunkwise__xl_chunk"
+        return [_mlstm(names.MLSTM_SIGMOID, f"{xl_chunk}_siging", function, {"normalize": False}, "")]
+    if case.family == "mechanism" or not case.causal:
+        return []
+    name, module = FLA[case.decay if case.family == "attention" else case.family]
+    function = name.removeprefix("fla ")
+    if case.family == "attention" and name == names.FLA_PLAIN and case.normalized:
+        name = names.FLA_NORMALIZED
+    # A step without a normaliser, which this library lacks: less work than the others do.
+    note = "no normaliser" if case.family == "step" else ""
+    return [Contender(name, partial(_bind_fla, module=f"fla.{module}", function=function), note=note)]
 
 
-def _fla(name: str, module: str, function: str, call: Call, note: str = "") -> Contender:
-    """A contender of fla: layout ``(B, T, H, D)``, gates ``(B, T, H)``; tensors without heads stay as they are."""
+def _bind_fla(case: Problem, tensors: Tensors, module: str, function: str) -> Bound:
+    """fla's layout is ``(B, T, H, D)``, gates ``(B, T, H)``; tensors without heads stay as they are."""
+    f, step, plain = find(module, function), case.family == "step", case.family == "convolution"
 
-    def bind(case: Problem, tensors: Tensors) -> Bound:
-        def into(n: str, t: Tensor) -> Tensor:
-            if case.family == "convolution" or n in ("kv", "z") or t.ndim == 1:
-                return t.detach().clone()
-            t = t.unsqueeze(1) if case.family == "step" else t.transpose(1, 2)
-            return (t / SCALE if n == "q" else t).detach().contiguous().clone()
+    def into(n: str, t: Tensor) -> Tensor:
+        if plain or n in ("kv", "z") or t.ndim == 1:
+            return t.detach().clone()
+        t = t.unsqueeze(1) if step else t.transpose(1, 2)
+        return (t / SCALE if n == "q" else t).detach().contiguous().clone()
 
-        def back(n: str, t: Tensor) -> Tensor:
-            if case.family == "convolution" or n.startswith("state"):
-                return t
-            t = t.squeeze(1) if case.family == "step" else t.transpose(1, 2)
-            if case.family == "step":  # the division that it leaves to others
-                t = t / ((tensors["q"].float() * (tensors["z"] + tensors["k"])).sum(-1, keepdim=True) + 1e-6)
-            return t / SCALE if n == "gradient of q" else t
+    def back(n: str, t: Tensor) -> Tensor:
+        if plain or n.startswith("state"):
+            return t
+        t = t.squeeze(1) if step else t.transpose(1, 2)
+        if step:  # the division that it leaves to others
+            t = t / ((tensors["q"].float() * (tensors["z"] + tensors["k"])).sum(-1, keepdim=True) + 1e-6)
+        return t / SCALE if n == "gradient of q" else t
 
-        f = find(module, function)
-        own = {n: into(n, t) for n, t in tensors.items()}
+    own = {n: into(n, t) for n, t in tensors.items()}
 
-        def run() -> Outputs:
-            outputs = call(f, own)
-            return outputs[0] if isinstance(outputs, tuple) and case.family != "step" else outputs
+    arguments = [own[n] for n in (("x", "weight", "bias") if plain else ("q", "k", "v"))]
+    options: dict[str, Any] = {"residual": own["x"]} if plain else {"scale": SCALE}
+    if step:
+        options |= {"initial_state": own["kv"], "output_final_state": True}
+    elif case.decay in ("token", "channel"):
+        options["g"] = own["log_decay"]
+    elif case.decay == "none" and not plain:
+        options["normalize"] = case.normalized
 
-        return Bound(differentiable(case, own), run, into, back)
+    def run() -> Outputs:
+        found: Outputs = f(*arguments, **options)
+        return found[0] if isinstance(found, tuple) and not step else found
 
-    return Contender(name, bind, note=note)
+    return Bound(differentiable(case, own), run, into, back)
 
 
 def _mlstm(name: str, module: str, function: str, options: dict[str, Any], note: str) -> Contender:

@@ -8,6 +8,8 @@ from statistics import median, quantiles
 
 import torch
 
+from linattn.lab.train.captured_step import recorded
+
 Call = Callable[[], object]
 SHORT = 1.0  # second: in longer calls, what happens only once does not matter
 MOST_SECONDS = 60.0
@@ -95,28 +97,5 @@ def time_call(call: Call, device: torch.device, milliseconds: float) -> Timing:
 
 def time_kernels(call: Call, device: torch.device, milliseconds: float) -> tuple[Timing, str]:
     """The time of replays of a CUDA graph, thus of kernels without the host; of calls, where there can be none."""
-    replay = capture(call) if device.type == "cuda" else None
+    replay = recorded(call, device) if device.type == "cuda" else None
     return time_call(replay or call, device, milliseconds), CALLS if replay is None else GRAPH
-
-
-def capture(call: Call) -> Callable[[], None] | None:
-    """Replays of the call as one CUDA graph; None if it does something that a graph cannot hold, such as waiting."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # what libraries do only once must not be captured
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph, kept = torch.cuda.CUDAGraph(), list[object]()
-    try:
-        with torch.cuda.graph(graph, stream=stream):
-            kept.append(call())
-    except Exception:
-        torch.cuda.synchronize()
-        return None
-
-    def replay() -> None:
-        assert kept  # while the graph is replayed, its outputs must keep their memory
-        graph.replay()
-
-    return replay

@@ -1,15 +1,15 @@
 """`linattn tour`, `mechanisms` and `doctor`: what there is, that its forms agree, and what is installed."""
 
 import platform
-import re
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from linattn._version import __version__
+from linattn.lab.bench.benchmark import version_of
 from linattn.lab.bench.problems import Problem, bind_form, draw
 from linattn.lab.experiment import FAILED, RIGHT
 from linattn.lab.screen import Screen
@@ -17,6 +17,7 @@ from linattn.mechanisms.registry import COLUMNS, mechanism_rows
 from linattn.ops.explain import explain
 from linattn.ops.linear.api import linear_attention, linear_attention_step, linear_attention_with_state
 from linattn.support.config import Config
+from linattn.support.extras import PACKAGES
 from linattn.support.machine import cpu_name
 
 # fp64 has 16 digits; another order of sums over a few hundred tokens loses a few of them, a wrong formula loses all.
@@ -72,11 +73,11 @@ class Doctor(Config):
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         rows = [
             ("linattn", __version__), ("python", platform.python_version()), ("torch", torch.__version__),
-            ("triton", installed("triton") or "not installed"),
+            ("triton", version_of("triton")),
             ("cpu", f"{cpu_name()}, {torch.get_num_threads()} threads"), ("gpu", ", ".join(gpus) or "none"),
         ]  # fmt: skip
-        for extra, packages in extras().items():
-            missing = [name for name in packages if not installed(name)]
+        for extra, packages in PACKAGES.items():
+            missing = [name for name in packages if find_spec(name) is None]
             lacks = f"missing {', '.join(missing)}: pip install 'linattn[{extra}]'"
             rows.append((f"extra {extra}", lacks if missing else "installed"))
         for device in ("cpu", "cuda") if gpus else ("cpu",):
@@ -85,26 +86,6 @@ class Doctor(Config):
         screen.table("linattn doctor", ["what", "here"], rows)
         screen.result(dict(rows))
         return RIGHT
-
-
-def installed(package: str) -> str:
-    """The version of a package; empty if it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def extras() -> dict[str, list[str]]:
-    """The packages of each extra, as the metadata of the installed library lists them."""
-    names = distribution("linattn").metadata.get_all("Provides-Extra") or []
-    found: dict[str, list[str]] = {name: [] for name in names}
-    for requirement in requires("linattn") or []:
-        package = re.split(r"[\s\[<>=!~;(]", requirement, maxsplit=1)[0]
-        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
-        if extra and package != "linattn":
-            found.setdefault(extra.group(1), []).append(package)
-    return {name: packages for name, packages in found.items() if packages}
 
 
 def compare_forms(decay: str, causal: bool) -> list[Difference]:

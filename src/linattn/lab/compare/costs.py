@@ -12,7 +12,7 @@ from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
 from linattn.lab.cases import Tell
 from linattn.lab.train.accelerator import matrix_products
-from linattn.lab.train.captured_step import Recorder, RecordError
+from linattn.lab.train.captured_step import recorded
 
 REPEATS = 5  # of measured speeds
 MIN_SECONDS, MIN_REPEATS = 0.1, 3  # of each repeat
@@ -50,7 +50,7 @@ def step_costs(
         calls = {name: one_pass(*loss, device, precision, training=training) for name, loss in losses.items()}
         with matrix_products(precision):
             if graphs and device.type == "cuda":
-                calls = {name: replayed(call, Recorder(device)) for name, call in calls.items()}
+                calls = {name: recorded(call, device) or call for name, call in calls.items()}
             for repeat in range(REPEATS):
                 tell(0.5 + (repeat / REPEATS + training) / 4, f"{counted}s per second, {way}")
                 timings = measure_in_turns(calls, device, min_seconds=MIN_SECONDS, min_repeats=MIN_REPEATS)
@@ -72,22 +72,6 @@ def one_pass(model: nn.Module, loss: Loss, device: torch.device, precision: str,
         return torch.autograd.grad(found[0], parameters, allow_unused=True) if training else found
 
     return call
-
-
-def replayed(call: Call, recorder: Any) -> Call:
-    """``call`` recorded as a CUDA graph, as in the runs; ``call`` itself if it cannot be recorded."""
-    kept: list[object] = []  # memory that a replay writes to must not be reused
-
-    def run() -> None:
-        kept[:] = [call()]
-
-    for _ in range(2):  # the first compiles code
-        recorder.warm_up(run)
-    try:
-        replay: Call = recorder.record(run)
-    except RecordError:
-        return call
-    return lambda: (replay(), kept)
 
 
 def busy_share() -> float:

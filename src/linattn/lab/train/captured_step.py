@@ -90,6 +90,22 @@ class Recorder:
         return graph.replay
 
 
+def recorded(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
+    """Replays of ``call`` as a CUDA graph, whose outputs keep their memory; None if it cannot be recorded."""
+    recorder, kept = Recorder(device), list[object]()
+
+    def run() -> None:
+        kept[:] = [call()]
+
+    for _ in range(2):  # what libraries do only once must not be recorded
+        recorder.warm_up(run)
+    try:
+        replay = recorder.record(run)
+    except RecordError:
+        return None
+    return lambda: (replay(), kept)
+
+
 class Graph:
     """A recorded step: it reads its inputs from ``buffers``."""
 
