@@ -184,14 +184,13 @@ def test_options_that_do_not_fit_the_data_are_named(words):
 
 @pytest.mark.gpu
 def test_batches_on_a_gpu_equal_those_on_the_cpu_and_never_wait(monkeypatch):
-    """Noise of erasing is drawn on the device and differs."""
+    """Noise of erasing is drawn on the device and differs; a resampled pixel may be rounded to the next level."""
     monkeypatch.setattr("linattn.lab.train.batches.BLOCK_VALUES", 16 * 3 * 36 * 5)
     data = numbered(train=200, channels=3)
-    options = {**FULL, "batch_size": 16, "rand_augment": None}  # which works on the host
-    config = TrainConfig(**{**options, "erasing": 0.0})
+    config = TrainConfig(**{**FULL, "batch_size": 16, "erasing": 0.0})
     expected = list(ResidentBatches(data, config, CPU).train(0))
     given = ResidentBatches(data, config, torch.device("cuda"))
-    erasing = ResidentBatches(data, TrainConfig(**options), torch.device("cuda"))
+    erasing = ResidentBatches(data, TrainConfig(**{**FULL, "batch_size": 16}), torch.device("cuda"))
     list(erasing.train(1))  # libraries start
     torch.cuda.set_sync_debug_mode("error")
     try:

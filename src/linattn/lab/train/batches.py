@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from linattn.lab.tasks.images import ImageData, ImageFolders
-from linattn.lab.train.augment import Augment, mended, timm_policy, to_device
+from linattn.lab.train.augment import Augment, to_device
 from linattn.lab.train.config import TrainConfig
 from linattn.support.extras import need
 from linattn.support.machine import cores
@@ -83,7 +83,7 @@ class ResidentBatches(Batches):
 
     The steps of an epoch are augmented in blocks, whose randomness depends on the seed, the epoch and the block; that
     of mixing depends on the step. An epoch that is entered at a later step therefore has the same batches from there
-    on, bit for bit. Nothing waits for the device, but for RandAugment, which works on the host.
+    on, bit for bit. Nothing waits for the device.
     """
 
     def __init__(
@@ -190,15 +190,23 @@ def _train_transform(data: ImageFolders, config: TrainConfig) -> Any:
         is_training=True,
         hflip=0.5 if config.flip else 0.0,
         color_jitter=0.0,
-        auto_augment=None if config.rand_augment is None else timm_policy(config.rand_augment),
+        auto_augment=None if config.rand_augment is None else f"rand-{config.rand_augment.removeprefix('rand-')}",
         interpolation="bicubic",
         re_prob=config.erasing,
         re_mode="pixel",
     )
     for part in transform.transforms:
-        if isinstance(part, RandAugment):
-            mended(part)
+        for operation in part.ops if isinstance(part, RandAugment) else ():
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterize
     return transform
+
+
+def _posterize(picture: Any, bits: int, **_: Any) -> Any:
+    """Posterize; the 0 bits of timm at magnitude 10, which newer PIL refuses, give a black picture as in older PIL."""
+    from timm.data.auto_augment import posterize
+
+    return posterize(picture, bits) if bits > 0 else picture.point([0] * 256 * len(picture.getbands()))
 
 
 def test_pictures(data: ImageFolders) -> Any:

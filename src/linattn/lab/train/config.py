@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from linattn.lab.experiment import Machine
 from linattn.lab.tasks.load import RESIDENT_BELOW, SOURCES, find_splits
-from linattn.lab.train.augment import check_policy
+from linattn.lab.train.augment import Policy
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError, check_graphs, check_option
 
@@ -117,7 +117,7 @@ class ImageTraining(Computing, Machine):
         if self.warmup_epochs > self.epochs:
             raise OptionError("warmup_epochs", f"must not exceed epochs = {self.epochs}, got {self.warmup_epochs:g}")
         if self.rand_augment is not None:
-            check_policy(self.rand_augment)
+            Policy.parse(self.rand_augment)
         if self.graphs:
             check_graphs(self.graphs, self.place().type)
 
