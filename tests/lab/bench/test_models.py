@@ -23,7 +23,7 @@ def statuses(rows):
 
 def test_every_row_is_checked_timed_and_weighed(rows_of, tmp_path):
     config = replace(SMALL, only=("vit-224", "language-8192-b1"), mechanisms=("relu", "gated-head"))
-    rows = rows_of(replace(config, modes=("compiled", "called", "cuda-graph")), tmp_path)
+    rows = rows_of(replace(config, modes=("compiled", "called", "reduce-overhead", "cuda-graph")), tmp_path)
     absent = [row for row in rows if row["mode"] == "cuda-graph"]
     assert {(row["status"], row["reason"]) for row in absent} == {("absent", "CUDA graphs need a GPU")}
     rows = [row for row in rows if row["mode"] != "cuda-graph"]

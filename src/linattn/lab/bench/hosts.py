@@ -123,15 +123,26 @@ class Host(nn.Module):
     blocks: nn.ModuleList
     others: list[nn.Module]  # what is compiled besides, in place
     head: Callable[..., Tensor]
+    has_graphs = False  # PyTorch's own CUDA graphs
 
     def compile_parts(self) -> None:
         """Compile what is before, between and after the blocks, and block by block: equal ones share one graph."""
-        on_gpu = next(self.parameters()).is_cuda
-        options: dict[str, Any] = {"options": safe_options()} if on_gpu else {"backend": "eager"}
+        options = self._compiler()
         self.head = torch.compile(self.head, dynamic=False, **options)
         for module in self.others:
             module.compile(dynamic=False, **options)
         compile_blocks(self, dynamic=False, **options)
+
+    def compile_whole(self) -> None:
+        """Compile everything at once, with PyTorch's own CUDA graphs on a GPU."""
+        options = self._compiler()
+        self.has_graphs = "options" in options
+        if self.has_graphs:
+            options["options"] |= {"triton.cudagraphs": True}
+        self.compile(dynamic=False, **options)
+
+    def _compiler(self) -> dict[str, Any]:
+        return {"options": safe_options()} if next(self.parameters()).is_cuda else {"backend": "eager"}
 
 
 class TextModel(Host):

@@ -24,7 +24,7 @@ from linattn.support.config import option
 from linattn.support.options import OptionError
 
 # As Python calls it; its parts compiled; that, or the eager step, captured.
-CALLED, COMPILED, GRAPH, EAGER_GRAPH = "called", "compiled", "cuda-graph", "eager-graph"
+CALLED, COMPILED, GRAPH, EAGER_GRAPH, REDUCED = "called", "compiled", "cuda-graph", "eager-graph", "reduce-overhead"
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[], tuple[Tensor | None, ...]]
 
@@ -46,6 +46,8 @@ def make_step(host: Host, batch: Batch, autocast: bool, optimizer: torch.optim.O
     parameters, device_type = list(host.parameters()), batch[0].device.type
 
     def step() -> tuple[Tensor | None, ...]:
+        if host.has_graphs:  # what the last of PyTorch's own graphs returned may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=autocast):
             loss = host(*batch)
         if optimizer is None:
@@ -131,7 +133,7 @@ class Training(Benchmark):
     def fill(self, case: Case, work: Work, row: Row) -> None:
         """Check the loss and the gradients of a few blocks, then time and weigh steps of the whole model."""
         model, mechanism, mode = self.model(case), case["mechanism"], case.get("mode", COMPILED)
-        captured, compiled = mode in (GRAPH, EAGER_GRAPH), mode in (COMPILED, GRAPH)
+        captured = mode in (GRAPH, EAGER_GRAPH)
         device = self.place()
         row |= {"shape": model.shape, "unit": model.unit, "batch": model.batch}
         if captured and device.type != "cuda":
@@ -144,10 +146,10 @@ class Training(Benchmark):
             batch, served, truth = shared(key, lambda: self.computed_plainly(model, mechanism))
             row |= served
             work.tell(0.2, "compiling and checking")
-            hold(row, truth.check(self.create(model.checked, mechanism, compiled=compiled)))
+            hold(row, truth.check(self.create(model.checked, mechanism, mode=mode)))
             clean()
             work.tell(0.4, "compiling")
-            host = self.create(model, mechanism, compiled=compiled)
+            host = self.create(model, mechanism, mode=mode)
             row["parameters"] = sum(p.numel() for p in host.parameters())
             optimizer = None
             if self.learning_rate is not None:
@@ -174,10 +176,12 @@ class Training(Benchmark):
     def autocast(self) -> bool:
         return self.dtype == "bfloat16"
 
-    def create(self, model: ModelCase, mechanism: str, impl: str = "auto", *, compiled: bool = False) -> Host:
+    def create(self, model: ModelCase, mechanism: str, impl: str = "auto", *, mode: str = CALLED) -> Host:
         host = model.create(mechanism, self.place(), self.seed, impl)
-        if compiled:
+        if mode in (COMPILED, GRAPH):
             host.compile_parts()
+        elif mode == REDUCED:
+            host.compile_whole()
         return host
 
     def computed_plainly(self, model: ModelCase, mechanism: str) -> tuple[Batch, Row, StepTruth]:
@@ -215,8 +219,9 @@ class Models(Training):
     )  # fmt: skip
     modes: tuple[str, ...] = option(
         (COMPILED, GRAPH), "How a step runs, with commas: called, compiled, cuda-graph (of the compiled step), "
-        "eager-graph (a CUDA graph of the step without torch.compile: the shortest to prepare, for many models).",
-        choices=(CALLED, COMPILED, GRAPH, EAGER_GRAPH), affects=False,
+        "reduce-overhead (PyTorch's own graphs), eager-graph (a CUDA graph of the step without torch.compile: the "
+        "shortest to prepare, for many models).",
+        choices=(CALLED, COMPILED, GRAPH, EAGER_GRAPH, REDUCED), affects=False,
     )  # fmt: skip
 
     name: ClassVar[str] = "models"
