@@ -98,8 +98,11 @@ def test_one_compiled_graph_serves_every_length(kind: str, causal: bool) -> None
         assert (found - call(*arguments)).abs().max() < 1e-12
 
 
-def test_a_state_may_lie_in_memory_in_any_order() -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_state_may_lie_in_memory_in_any_order(causal: bool) -> None:
     """What compiled code expects of the next state is told by its shape alone."""
     q, k, v = (random(2, 2, 40, 4, seed=i).abs() for i in range(3))
     kv, z = random(2, 2, 4, 4, seed=3).abs().mT, random(2, 2, 4, seed=4).abs()
-    torch.library.opcheck(torch.ops.linattn.chunk_scan.default, (q, k, v, kv, z, None, None, 32, False, False))
+    op = torch.ops.linattn.chunk_scan if causal else torch.ops.linattn.total
+    options = (None, None, 32, False, False) if causal else (None,)
+    torch.library.opcheck(op.default, (q, k, v, kv, z, *options))

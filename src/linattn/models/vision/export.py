@@ -38,7 +38,10 @@ def export_program(model: nn.Module, images: Tensor, *, dynamic_batch: bool = Tr
             program = torch.export.export(model, (images,), dynamic_shapes=shapes)
     finally:
         model.train(training)
-    program = program.run_decompositions()
+    table: dict[Any, Any] = dict(torch.export.default_decompositions())
+    if hasattr(torch.ops.linattn, "total"):
+        table[torch.ops.linattn.total.default] = _total
+    program = program.run_decompositions(table)
     own = sorted({str(node.target) for node in program.graph.nodes if str(node.target).startswith("linattn")})
     if own:
         raise ValueError(f"{', '.join(own)} cannot be written in PyTorch's operators: use impl='reference'")
@@ -54,3 +57,15 @@ def export_onnx(model: nn.Module, images: Tensor, path: str | Path, *, dynamic_b
     program = export_program(model, images, dynamic_batch=dynamic_batch)
     names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"]}
     torch.onnx.export(program, (), str(path), dynamo=True, verbose=False, external_data=False, **names)
+
+
+def _total(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``linattn::total`` without its loop over packed sequences, with the same shapes."""
+    if cu_seqlens is not None:
+        raise ValueError("packed sequences cannot be exported")
+    grouped, k, v = (t.to(kv.dtype) for t in (q.unflatten(1, (k.shape[1], -1)), k, v))
+    kv, z = kv + k.mT @ v, z + k.sum(-2)
+    num, den = grouped @ kv.unsqueeze(2), grouped @ z[:, :, None, :, None]
+    return num.flatten(1, 2), den.squeeze(-1).flatten(1, 2), kv, z

@@ -1,8 +1,11 @@
 """Linear attention chunk by chunk: linear time and memory, exact, in plain PyTorch. The default on a CPU.
 
-The causal pass is an operator of torch's library with a gradient formula of its own: one node for autograd and
-torch.compile, whatever the length.
+The causal pass and the bidirectional sum are operators of torch's library with gradient formulas of their own: one node
+for autograd and torch.compile, whatever the length.
 """
+
+from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from torch import Tensor
 from linattn.ops.linear.chunked import scan
 from linattn.ops.linear.chunked.scan import Scan
 from linattn.ops.shared.call import refuse_second_derivatives, without_autocast
-from linattn.ops.shared.packing import both_ways, one_by_one
+from linattn.ops.shared.packing import both_ways
 from linattn.ops.shared.types import LinearState, Pattern, Sums
 
 
@@ -19,7 +22,8 @@ def linear_sums(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: Line
         return sweep(q, k, v, pattern, initial)
     if pattern.log_decay is not None:
         return both_ways(sweep, q, k, v, pattern, initial)
-    return total_sums(q, k, v, pattern, initial)
+    num, den, kv, z = total_sums(q, k, v, initial.kv, initial.k, pattern.cu_seqlens)
+    return Sums(num, den, LinearState(kv, z))
 
 
 def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState, strict: bool = False) -> Sums:
@@ -30,38 +34,6 @@ def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearStat
         q, k, v, initial.kv, initial.k, pattern.log_decay, pattern.cu_seqlens, chunk, key_index, strict
     )
     return Sums(num, den, LinearState(kv, z))
-
-
-@one_by_one
-def total_sums(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState) -> Sums:
-    """Sums without a decay, in which each query reads all keys; queries and keys may differ in number."""
-    q, k, v = (x.unflatten(1, (k.shape[1], -1)) for x in (q, k, v))  # (B, H_kv, G, T, .), G = 1 for keys
-    num, den, kv, z = _Total.apply(q, k, v, initial.kv, initial.k)
-    return Sums(num.flatten(1, 2), den.flatten(1, 2), LinearState(kv, z))
-
-
-class _Total(torch.autograd.Function):
-    """The sums of heads grouped by the key head they share; the gradients are products like them."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        kv, z = kv + (k.mT @ v).squeeze(2), z + k.sum(-2).squeeze(2)
-        return q @ kv.unsqueeze(2), (q @ z[:, :, None, :, None]).squeeze(-1), kv, z
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*inputs[:3], *output[2:])
-
-    @staticmethod
-    def backward(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
-        q, k, v, kv, z = ctx.saved_tensors
-        kv, z, d_sum = kv.unsqueeze(2), z[:, :, None, :, None], d_den.unsqueeze(-1)
-        d_kv = d_kv.unsqueeze(2) + (q.mT @ d_num).sum(2, keepdim=True)
-        d_z = d_z[:, :, None, :, None] + (q.mT @ d_sum).sum(2, keepdim=True)
-        dq, dk, dv = d_num @ kv.mT + d_sum * z.mT, v @ d_kv.mT + d_z.mT, k @ d_kv
-        return dq, dk, dv, d_kv.squeeze(2), d_z[:, :, 0, :, 0]
 
 
 def _chunk_size(k: Tensor, v: Tensor, pattern: Pattern) -> int:
@@ -103,7 +75,51 @@ def chunk_scan_backward(
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), d_kv, d_z, da
 
 
+@torch.library.custom_op("linattn::total", mutates_args=())
+def total_sums(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums without a decay in which each query reads all keys: numerator, denominator and the state with these added.
+
+    Queries and keys may differ in number.
+    """
+    kv, z = _copies(kv, z)
+    num = torch.empty(*q.shape[:3], v.shape[3], dtype=kv.dtype, device=q.device)
+    den = torch.empty(q.shape[:3], dtype=kv.dtype, device=q.device)
+    q, k, v, numerator, denominator = _grouped(k.shape[1], q, k, v, num, den)
+    with without_autocast(q):
+        for rows, span in _sequences(cu_seqlens):
+            q_n, k_n, v_n = (x[:, :, :, span].to(kv.dtype) for x in (q, k, v))
+            kv[rows] += (k_n.mT @ v_n).squeeze(2)
+            z[rows] += k_n.sum(-2).squeeze(2)
+            numerator[:, :, :, span] = q_n @ kv[rows].unsqueeze(2)
+            denominator[:, :, :, span] = (q_n @ z[rows][:, :, None, :, None]).squeeze(-1)
+    return num, den, kv, z
+
+
+@torch.library.custom_op("linattn::total_backward", mutates_args=())
+def total_backward(
+    d_num: Tensor, d_den: Tensor, d_kv: Tensor, d_z: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and the initial state, given the final state ``kv, z``."""
+    (d_kv, d_z), gradients = _copies(d_kv, d_z), _like(q, k, v)
+    kv, z, d_kv_in, d_z_in = kv.unsqueeze(2), z[:, :, None, :, None], d_kv.unsqueeze(2), d_z[:, :, None, :, None]
+    q, k, v, d_num, d_den, dq, dk, dv = _grouped(k.shape[1], q, k, v, d_num, d_den, *gradients)
+    with without_autocast(q):
+        for rows, span in _sequences(cu_seqlens):
+            q_n, k_n, v_n, d_out, d_sum = (x[:, :, :, span].to(kv.dtype) for x in (q, k, v, d_num, d_den))
+            d_sum = d_sum.unsqueeze(-1)
+            d_kv_in[rows] += (q_n.mT @ d_out).sum(2, keepdim=True)
+            d_z_in[rows] += (q_n.mT @ d_sum).sum(2, keepdim=True)
+            dq[:, :, :, span] = d_out @ kv[rows].mT + d_sum * z[rows].mT
+            dk[:, :, :, span] = v_n @ d_kv_in[rows].mT + d_z_in[rows].mT
+            dv[:, :, :, span] = k_n @ d_kv_in[rows]
+    return *gradients, d_kv, d_z  # type: ignore[return-value]
+
+
 @chunk_scan.register_fake
+@total_sums.register_fake
 def _(q, k, v, kv, z, *options):  # type: ignore[no-untyped-def]
     num = q.new_empty(*q.shape[:3], v.shape[3], dtype=kv.dtype)
     return num, q.new_empty(q.shape[:3], dtype=kv.dtype), *_like(kv, z)
@@ -113,6 +129,11 @@ def _(q, k, v, kv, z, *options):  # type: ignore[no-untyped-def]
 def _(d_num, d_den, d_kv, d_z, q, k, v, kv, z, log_decay, *options):  # type: ignore[no-untyped-def]
     da = q.new_empty(0) if log_decay is None else torch.empty_like(log_decay, memory_format=torch.contiguous_format)
     return *_like(q, k, v, kv, z), da
+
+
+@total_backward.register_fake
+def _(d_num, d_den, d_kv, d_z, q, k, v, kv, z, cu_seqlens):  # type: ignore[no-untyped-def]
+    return tuple(_like(q, k, v, kv, z))
 
 
 def _remember_scan(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -127,8 +148,34 @@ def _scan_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-de
     return *gradients, None if saved[5] is None else da, None, None, None, None
 
 
+def _remember_total(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    q, k, v, _, _, cu_seqlens = inputs
+    _, _, kv, z = output
+    ctx.save_for_backward(q, k, v, kv, z, cu_seqlens)
+
+
+def _total_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
+    return *total_backward(d_num, d_den, d_kv, d_z, *ctx.saved_tensors), None
+
+
 chunk_scan.register_autograd(_scan_gradients, setup_context=_remember_scan)
+total_sums.register_autograd(_total_gradients, setup_context=_remember_total)
 refuse_second_derivatives(chunk_scan_backward, "the chunked form")
+refuse_second_derivatives(total_backward, "the chunked form")
+
+
+def _sequences(cu_seqlens: Tensor | None) -> Iterator[tuple[slice, slice]]:
+    """For each sequence the slices of its rows of the state and of its tokens."""
+    if cu_seqlens is None:
+        yield slice(None), slice(None)
+        return
+    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        yield slice(n, n + 1), slice(start, end)
+
+
+def _grouped(kv_heads: int, *tensors: Tensor) -> list[Tensor]:
+    """Heads grouped by the key head they share: views ``(B, H_kv, G, T, ..)`` of ``(B, H, T, ..)``; G = 1 for keys."""
+    return [x.unflatten(1, (kv_heads, -1)) for x in tensors]
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
