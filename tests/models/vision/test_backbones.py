@@ -96,6 +96,7 @@ def test_checkpointing_gives_the_same(host):
     found = []
     for enable in (False, True):
         model = (vit if host == "vit" else functools.partial(build, host))(drop_path_rate=0.3).double()
+        assert not any(getattr(module, "grad_checkpointing", False) for module in model.modules())  # unless asked for
         model.set_grad_checkpointing(enable)
         torch.manual_seed(5)
         out = model(images().double())
